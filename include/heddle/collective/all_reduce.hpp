@@ -1,0 +1,139 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/collective/execute.hpp>
+#include <heddle/collective/native.hpp>
+
+#include <type_traits>
+
+namespace heddle {
+inline namespace v0 {
+
+namespace detail {
+// Whether intervals [a...] cover exactly the intervals [b...]; both are short.
+inline bool same_cover(std::vector<interval> a, std::vector<interval> b) {
+  const auto tidy = [](std::vector<interval>& v) {
+    std::erase_if(v, [](interval x) { return x.count == 0; });
+    std::sort(v.begin(), v.end(), [](interval x, interval y) { return x.begin < y.begin; });
+    std::vector<interval> joined;
+    for (const interval x : v) {
+      if (!joined.empty() && joined.back() == x) continue;  // several messages reduced into one interval
+      if (!joined.empty() && joined.back().end() == x.begin) joined.back().count += x.count;
+      else joined.push_back(x);
+    }
+    v = std::move(joined);
+  };
+  tidy(a);
+  tidy(b);
+  return a == b;
+}
+
+inline void check_buffer(const char* what, const void* data, std::size_t count) {
+  if (!data && count) {
+    throw argument_error(std::string("heddle::") + what + ": null buffer with count " + std::to_string(count));
+  }
+}
+
+template <class Comm, class Topology>
+constexpr void require_topology() {
+  if constexpr (std::is_same_v<Topology, native>) {
+    static_assert(has_native_all_reduce<Comm>,
+                  "heddle::native: this communicator has no all-reduce of its own; choose a topology such as ring{}");
+  } else {
+    static_assert(has_all_reduce_schedule<Topology>,
+                  "heddle: .topology must provide all_reduce(rank, size, count) or be native{}; see docs/collective.md");
+  }
+}
+}  // namespace detail
+
+/// @brief A prepared all-reduce: the schedule of this rank for a fixed count, its executor and scratch memory.
+///
+/// Build it once per buffer size and call it every step; a call allocates nothing after the first.
+template <class Topology>
+class all_reduce_plan {
+ public:
+  /// @param t The topology. @param rank This rank. @param size Number of ranks. @param count Elements.
+  /// Throws: what the topology throws for this number of ranks.
+  all_reduce_plan(const Topology& t, int rank, int size, std::size_t count) : count_(count) {
+    if constexpr (has_all_reduce_schedule<Topology>) {
+      schedule_ = t.all_reduce(rank, size, count);
+      owned_.assign(schedule_.owned().begin(), schedule_.owned().end());
+      if (!schedule_.halved()) owned_ = {{0, count}};
+      std::vector<interval> reduced;
+      if (schedule_.half()) {
+        for (const operation& o : schedule_.round(schedule_.half() - 1)) {
+          if (o.act == action::reduce) reduced.push_back(o.range);
+        }
+      }
+      fused_ = detail::same_cover(reduced, owned_);
+    }
+  }
+
+  /// Elements.
+  std::size_t count() const noexcept { return count_; }
+  /// The schedule; empty for native{}.
+  const schedule& plan() const noexcept { return schedule_; }
+  /// The executor, for its trace.
+  executor& engine() noexcept { return executor_; }
+
+  /// @brief Reduces `buffer` in place over all ranks; every rank ends with bitwise the same values.
+  /// Sync:   returns when this rank's result is complete and no peer reads its buffer.
+  /// @return Whether a value that this rank finished left float16's range.
+  template <communicator Comm>
+  bool operator()(Comm& comm, void* buffer, const leaf& l) {
+    detail::require_topology<Comm, Topology>();
+    detail::check_buffer("all_reduce", buffer, count_);
+    const header h{operation_kind::all_reduce, l.type, l.id, 0, comm.next_sequence(), 1, count_};
+    if (comm.size() == 1) return false;
+    std::byte* const data = static_cast<std::byte*>(buffer);
+    if constexpr (std::is_same_v<Topology, native>) {
+      return comm.native_all_reduce(h, data, data, count_, l);
+    } else {
+      const double factor = l.average ? 1.0 / comm.size() : 1.0;
+      bool left_range = executor_.run(comm, schedule_, 0, schedule_.half(), h, data, l.bytes, &l, factor, fused_);
+      if (!fused_ && (l.average || l.type == dtype::f16)) {
+        for (const interval b : owned_) left_range |= executor_.finish(b, data, l, factor);
+      }
+      left_range |= executor_.run(comm, schedule_, schedule_.half(), schedule_.rounds(), h, data, l.bytes, &l);
+      return left_range;
+    }
+  }
+
+ private:
+  std::size_t count_;
+  schedule schedule_;
+  std::vector<interval> owned_;
+  bool fused_ = false;
+  executor executor_;
+};
+
+/// @brief Reduces a buffer over all ranks, in place.
+/// @param comm Communicator. @param t Topology: how the bytes travel. @param data Elements, the same count on all ranks.
+/// @param op sum{}, mean{}, min{}, max{} or a user's associative, commutative `T operator()(T, T) const`.
+/// @return Whether a value left float16's range on this rank; other types never do.
+/// Throws: comm_error if ranks call with different counts, types or operations, or a peer fails; argument_error.
+template <communicator Comm, class Topology, class Element, std::size_t Extent, class Op = sum>
+bool all_reduce(Comm& comm, const Topology& t, std::span<Element, Extent> data, const Op& op = {}) {
+  const leaf l = leaf_of<Element>(op);
+  return all_reduce_plan<Topology>(t, comm.rank(), comm.size(), data.size())(comm, data.data(), l);
+}
+
+/// @brief The same, out of place. `in` and `out` must be equal or disjoint.
+/// Throws: argument_error if the sizes differ or the buffers overlap without being equal.
+template <communicator Comm, class Topology, class Element, class Op = sum>
+bool all_reduce(Comm& comm, const Topology& t, std::span<const Element> in, std::span<Element> out, const Op& op = {}) {
+  if (in.size() != out.size()) {
+    throw argument_error("heddle::all_reduce: " + std::to_string(in.size()) + " elements in, " +
+                         std::to_string(out.size()) + " out; allowed is the same number");
+  }
+  const auto a = reinterpret_cast<std::uintptr_t>(in.data()), b = reinterpret_cast<std::uintptr_t>(out.data());
+  if (a != b && a < b + out.size_bytes() && b < a + in.size_bytes()) {
+    throw argument_error("heddle::all_reduce: input and output overlap without being equal");
+  }
+  if (a != b && !in.empty()) std::memcpy(out.data(), in.data(), in.size_bytes());
+  return all_reduce(comm, t, out, op);
+}
+
+}  // namespace v0
+}  // namespace heddle

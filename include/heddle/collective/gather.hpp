@@ -1,0 +1,130 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/collective/all_reduce.hpp>
+#include <heddle/collective/mixed_radix.hpp>
+
+namespace heddle {
+inline namespace v0 {
+
+namespace detail {
+// Blocks one after the other, in rank order.
+inline std::vector<interval> consecutive(std::span<const std::size_t> counts) {
+  std::vector<interval> blocks;
+  std::size_t at = 0;
+  for (const std::size_t n : counts) {
+    blocks.push_back({at, n});
+    at += n;
+  }
+  return blocks;
+}
+
+inline std::size_t total(std::span<const interval> blocks) { return blocks.empty() ? 0 : blocks.back().end(); }
+
+inline void check_counts(const char* what, std::span<const interval> blocks, int size, std::size_t elements) {
+  if (blocks.size() != static_cast<std::size_t>(size) || total(blocks) != elements) {
+    throw argument_error(std::string("heddle::") + what + ": " + std::to_string(blocks.size()) + " counts that sum to " +
+                         std::to_string(total(blocks)) + " for " + std::to_string(size) + " ranks and " +
+                         std::to_string(elements) + " elements");
+  }
+}
+
+// Binomial tree from `root`: in round k the ranks at distance below 2^k send to those 2^k further.
+constexpr schedule binomial_broadcast(int rank, int size, int root, std::size_t count) {
+  schedule s;
+  const int me = (rank - root + size) % size;
+  for (int reach = 1; reach < size; reach *= 2) {
+    if (me < reach && me + reach < size) s.add(action::send, (me + reach + root) % size, {0, count});
+    else if (me >= reach && me < 2 * reach) s.add(action::copy, (me - reach + root) % size, {0, count});
+    s.next();
+  }
+  return s;
+}
+}  // namespace detail
+
+/// @brief Gathers blocks of any sizes, in place: `all` holds rank r's block at the place that `counts` gives it.
+/// @param comm Communicator. @param t A topology with all_gather. @param all Every rank's block, one after the other.
+/// @param counts Elements of each rank's block, the same on all ranks; 0 is legal.
+/// Throws: argument_error if the counts don't sum to all.size(); comm_error.
+template <communicator Comm, class Topology, class Element>
+void all_gather(Comm& comm, const Topology& t, std::span<Element> all, std::span<const std::size_t> counts) {
+  static_assert(has_all_gather_schedule<Topology>,
+                "heddle::all_gather: the topology must provide all_gather(rank, size, blocks); see docs/collective.md");
+  static_assert(std::is_trivially_copyable_v<Element>);
+  const std::vector<interval> blocks = detail::consecutive(counts);
+  detail::check_counts("all_gather", blocks, comm.size(), all.size());
+  detail::check_buffer("all_gather", all.data(), all.size());
+  const schedule s = t.all_gather(comm.rank(), comm.size(), blocks);
+  const header h{operation_kind::all_gather, dtype_of<Element>, 0, 0, comm.next_sequence(), 1, all.size()};
+  executor x;
+  x.run(comm, s, 0, s.rounds(), h, reinterpret_cast<std::byte*>(all.data()), sizeof(Element), nullptr);
+}
+
+/// @brief Gathers equal blocks: `all` receives size() times mine.size() elements.
+/// Throws: argument_error if all.size() isn't that; comm_error.
+template <communicator Comm, class Topology, class Element>
+void all_gather(Comm& comm, const Topology& t, std::span<const Element> mine, std::span<Element> all) {
+  const std::vector<std::size_t> counts(static_cast<std::size_t>(comm.size()), mine.size());
+  detail::check_counts("all_gather", detail::consecutive(counts), comm.size(), all.size());
+  detail::check_buffer("all_gather", mine.data(), mine.size());
+  Element* const place = all.data() + mine.size() * static_cast<std::size_t>(comm.rank());
+  if (!mine.empty() && place != mine.data()) std::memmove(place, mine.data(), mine.size_bytes());
+  all_gather(comm, t, all, std::span<const std::size_t>(counts));
+}
+
+/// @brief Reduces in place so that this rank's block, given by `counts` in rank order, is final; the rest of `data` is
+/// scratch afterwards.
+/// @return This rank's block inside `data`.
+/// Throws: argument_error if the counts don't sum to data.size(); comm_error.
+template <communicator Comm, class Topology, class Element, class Op = sum>
+std::span<Element> reduce_scatter(Comm& comm, const Topology& t, std::span<Element> data,
+                                  std::span<const std::size_t> counts, const Op& op = {}) {
+  static_assert(has_reduce_scatter_schedule<Topology>,
+                "heddle::reduce_scatter: the topology must provide reduce_scatter(rank, size, blocks); see docs/collective.md");
+  const std::vector<interval> blocks = detail::consecutive(counts);
+  detail::check_counts("reduce_scatter", blocks, comm.size(), data.size());
+  detail::check_buffer("reduce_scatter", data.data(), data.size());
+  const leaf l = leaf_of<Element>(op);
+  const schedule s = t.reduce_scatter(comm.rank(), comm.size(), blocks);
+  const interval own = blocks[static_cast<std::size_t>(comm.rank())];
+  const header h{operation_kind::reduce_scatter, l.type, l.id, 0, comm.next_sequence(), 1, data.size()};
+  std::byte* const bytes = reinterpret_cast<std::byte*>(data.data());
+  executor x;
+  x.run(comm, s, 0, s.rounds(), h, bytes, l.bytes, &l);
+  if (comm.size() > 1 && (l.average || l.type == dtype::f16)) x.finish(own, bytes, l, l.average ? 1.0 / comm.size() : 1.0);
+  return data.subspan(own.begin, own.count);
+}
+
+/// @brief Copies root's elements to every rank, by a binomial tree.
+/// Wire:   n elements received per rank, ceil(log2 P) rounds.
+/// Throws: argument_error if root isn't a rank; comm_error.
+template <communicator Comm, class Element>
+void broadcast(Comm& comm, std::span<Element> data, int root = 0) {
+  static_assert(std::is_trivially_copyable_v<Element>);
+  if (root < 0 || root >= comm.size()) {
+    throw argument_error("heddle::broadcast: root " + std::to_string(root) + " of " + std::to_string(comm.size()) + " ranks");
+  }
+  detail::check_buffer("broadcast", data.data(), data.size());
+  const schedule s = detail::binomial_broadcast(comm.rank(), comm.size(), root, data.size());
+  const header h{operation_kind::broadcast, dtype_of<Element>, 0, 0, comm.next_sequence(), 1, data.size()};
+  executor x;
+  x.run(comm, s, 0, s.rounds(), h, reinterpret_cast<std::byte*>(data.data()), sizeof(Element), nullptr);
+}
+
+/// @brief Returns when every rank has called it. Dissemination: ceil(log2 P) rounds.
+template <communicator Comm>
+void barrier(Comm& comm) {
+  std::byte sent{}, received{};
+  header h{operation_kind::barrier, dtype::u8, 0, 0, comm.next_sequence(), 1, 0};
+  const int rank = comm.rank(), size = comm.size();
+  for (int reach = 1; reach < size; reach *= 2) {
+    const outgoing out{(rank + reach) % size, &sent, 1, 1};
+    const incoming in{(rank - reach + size) % size, &received, 1};
+    comm.exchange(h, std::span(&out, 1), std::span(&in, 1), [](std::span<const arrival>) {});
+    ++h.round;
+  }
+}
+
+}  // namespace v0
+}  // namespace heddle

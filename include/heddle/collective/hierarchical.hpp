@@ -1,0 +1,83 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/collective/mixed_radix.hpp>
+
+namespace heddle {
+inline namespace v0 {
+
+/// @brief Two levels: reduce-scatter inside a group, all-reduce across groups, all-gather inside.
+///
+/// Groups are runs of `group` consecutive ranks; the last one may be smaller. With m the size of the smallest group,
+/// the first m ranks of each group own the m columns of the buffer; the others own nothing between the levels.
+/// Wire:    with equal groups of X, Y groups: 2 n (X - 1) / X inside, 2 (n / X) (Y - 1) / Y across, per rank.
+/// Rounds:  those of intra twice (its two halves) plus those of inter.
+/// Error:   roundings of intra's reduce-scatter plus those of inter.
+/// Order:   any topology with reduce_scatter and all_gather inside; any topology across.
+/// Paper:   Cho et al. 2019 (BlueConnect); Jia et al. 2018.
+/// Throws:  argument_error if `group` is negative.
+template <class Intra = ring, class Inter = ring>
+struct hierarchical {
+  Intra intra{};  ///< Inside a group.
+  Inter inter{};  ///< Across groups, one instance per column.
+  int group = 0;  ///< Ranks per group; 0: the largest divisor of P up to its square root.
+
+  /// Schedule of an all-reduce of `count` elements.
+  constexpr schedule all_reduce(int rank, int size, std::size_t count) const {
+    static_assert(has_reduce_scatter_schedule<Intra> && has_all_gather_schedule<Intra>,
+                  "heddle::hierarchical: .intra must provide reduce_scatter() and all_gather(); see docs/collective.md");
+    static_assert(has_all_reduce_schedule<Inter>,
+                  "heddle::hierarchical: .inter must provide all_reduce(); see docs/collective.md");
+    check_rank("hierarchical", rank, size);
+    if (group < 0) throw argument_error("heddle::hierarchical: group is " + std::to_string(group) + ", allowed is 0 or more");
+    const int g = group == 0 ? detail::middle_divisor(size) : group < size ? group : size;
+    const int groups = (size + g - 1) / g, last = size - (groups - 1) * g;  // only the last group may be smaller
+    const int columns = last, mine = rank / g, base = mine * g, local = rank - base;
+    const int members = mine == groups - 1 ? last : g;
+
+    const auto blocks_of = [&](int n) {
+      std::vector<interval> blocks(static_cast<std::size_t>(n), interval{0, 0});
+      for (int c = 0; c < columns; ++c) {
+        blocks[static_cast<std::size_t>(c)] =
+            balanced_block(count, static_cast<std::size_t>(columns), static_cast<std::size_t>(c));
+      }
+      return blocks;
+    };
+    const auto rounds_of = [&](auto&& make) {  // groups of unequal size need unequal rounds: pad to the larger
+      const std::size_t a = make(g).rounds(), b = make(last).rounds();
+      return a > b ? a : b;
+    };
+    const auto inside = [&](int peer) { return base + peer; };
+    const std::vector<interval> blocks = blocks_of(members);
+    schedule s;
+
+    const schedule scatter = intra.reduce_scatter(local, members, blocks);
+    s.append(scatter, 0, scatter.rounds(), inside, 0);
+    s.pad(rounds_of([&](int n) { return intra.reduce_scatter(0, n, blocks_of(n)); }));
+
+    const interval column = local < columns ? blocks[static_cast<std::size_t>(local)] : interval{0, 0};
+    const schedule across = inter.all_reduce(mine, groups, column.count);
+    const auto along = [&](int peer) { return peer * g + local; };
+    s.append(across, 0, across.half(), along, column.begin);
+    std::vector<interval> owned;
+    if (across.halved()) {
+      for (const interval b : across.owned()) owned.push_back({b.begin + column.begin, b.count});
+    }
+    if (across.halved()) s.split(std::move(owned));
+    s.append(across, across.half(), across.rounds(), along, column.begin);
+
+    const schedule gather = intra.all_gather(local, members, blocks);
+    const std::size_t before = s.rounds();
+    s.append(gather, 0, gather.rounds(), inside, 0);
+    s.pad(before + rounds_of([&](int n) { return intra.all_gather(0, n, blocks_of(n)); }));
+    return s;
+  }
+
+  /// For example "hierarchical(ring, ring)".
+  std::string name() const { return "hierarchical(" + intra.name() + ", " + inter.name() + ")"; }
+};
+static_assert(topology<hierarchical<>>);
+
+}  // namespace v0
+}  // namespace heddle

@@ -1,0 +1,252 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/collective/schedule.hpp>
+
+#include <algorithm>
+
+namespace heddle {
+inline namespace v0 {
+
+/// @brief What `verify` found wrong first.
+enum class fault {
+  none,            ///< Proven right.
+  rounds_differ,   ///< Ranks have different numbers of rounds.
+  bad_peer,        ///< A peer is not another rank.
+  bad_range,       ///< An interval leaves the buffer.
+  unmatched,       ///< A send has no receive, or its interval differs from the receive's.
+  overlap,         ///< A copy overlaps a send or another receive of its round.
+  double_count,    ///< A contribution arrives twice in an element.
+  incomplete,      ///< An element lacks contributions at the end.
+  owner            ///< owned() is not final after half() rounds, or doesn't cover each element once.
+};
+
+/// The name used in messages.
+constexpr const char* name_of(fault f) noexcept {
+  switch (f) {
+    case fault::none: return "none";
+    case fault::rounds_differ: return "rounds differ";
+    case fault::bad_peer: return "bad peer";
+    case fault::bad_range: return "bad range";
+    case fault::unmatched: return "unmatched send or receive";
+    case fault::overlap: return "overlap inside a round";
+    case fault::double_count: return "contribution counted twice";
+    case fault::incomplete: return "contribution missing";
+    case fault::owner: return "owned() is wrong";
+  }
+  return "unknown";
+}
+
+/// @brief The result of a proof; converts to true if the schedules are right.
+struct verdict {
+  fault what = fault::none;  ///< What is wrong.
+  int rank = -1;             ///< Where.
+  std::size_t round = 0;     ///< When.
+
+  /// Whether the proof succeeded.
+  constexpr operator bool() const noexcept { return what == fault::none; }
+};
+
+namespace detail {
+// A set of contributing ranks: bits up to 64 ranks; beyond, a wrapping sum of one random weight per rank, in which a
+// loss or a repetition shows with probability 1 - 2^-64.
+constexpr std::uint64_t contribution(int rank, int size) noexcept {
+  if (size <= 64) return std::uint64_t{1} << rank;
+  std::uint64_t z = (static_cast<std::uint64_t>(rank) + 1) * 0x9e3779b97f4a7c15ull;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+  return z ^ (z >> 31);
+}
+
+// The buffer cut where any interval begins or ends: pieces that no operation splits.
+class atoms {
+ public:
+  constexpr atoms(std::span<const schedule> all, std::span<const interval> extra, std::size_t count) {
+    cuts_.push_back(0);
+    cuts_.push_back(count);
+    const auto add = [&](interval b) {
+      cuts_.push_back(b.begin);
+      cuts_.push_back(b.end());
+    };
+    for (const interval b : extra) add(b);
+    for (const schedule& s : all) {
+      for (const operation& o : s.operations()) add(o.range);
+      for (const interval b : s.owned()) add(b);
+    }
+    std::sort(cuts_.begin(), cuts_.end());
+    cuts_.erase(std::unique(cuts_.begin(), cuts_.end()), cuts_.end());
+  }
+  constexpr std::size_t size() const { return cuts_.size() - 1; }
+  // Atoms [first, second) of an interval.
+  constexpr std::pair<std::size_t, std::size_t> of(interval b) const {
+    return {index(b.begin), index(b.end())};
+  }
+
+ private:
+  constexpr std::size_t index(std::size_t at) const {
+    return static_cast<std::size_t>(std::lower_bound(cuts_.begin(), cuts_.end(), at) - cuts_.begin());
+  }
+  std::vector<std::size_t> cuts_;
+};
+
+// What a proof starts from and must reach.
+struct goal {
+  std::span<const interval> blocks;  // rank r's block; empty for an all-reduce
+  bool starts_with_block = false;    // all-gather: only its block is there, and complete
+  bool ends_with_block = false;      // reduce-scatter: only its block must be complete
+};
+
+constexpr verdict prove(std::span<const schedule> all, std::size_t count, goal g) {
+  const int size = static_cast<int>(all.size());
+  const auto at = [](int r) { return static_cast<std::size_t>(r); };
+  std::uint64_t full = 0;
+  for (int r = 0; r < size; ++r) full += contribution(r, size);
+  const std::size_t rounds = all[0].rounds();
+  for (int r = 0; r < size; ++r) {
+    const schedule& s = all[at(r)];
+    if (s.rounds() != rounds || s.half() != all[0].half() || s.halved() != all[0].halved()) {
+      return {fault::rounds_differ, r, s.rounds()};
+    }
+    for (std::size_t k = 0; k < rounds; ++k) {
+      for (const operation& o : s.round(k)) {
+        if (o.peer >= static_cast<std::uint32_t>(size) || o.peer == static_cast<std::uint32_t>(r)) {
+          return {fault::bad_peer, r, k};
+        }
+        if (o.range.begin > count || o.range.count > count - o.range.begin) return {fault::bad_range, r, k};
+      }
+    }
+    for (const interval b : s.owned()) {
+      if (b.begin > count || b.count > count - b.begin) return {fault::owner, r, s.half()};
+    }
+  }
+  const atoms cut(all, g.blocks, count);
+  std::vector<std::vector<std::uint64_t>> state(at(size), std::vector<std::uint64_t>(cut.size(), 0));
+  for (int r = 0; r < size; ++r) {
+    if (g.starts_with_block) {
+      const auto [from, to] = cut.of(g.blocks[at(r)]);
+      for (std::size_t a = from; a < to; ++a) state[at(r)][a] = full;
+    } else {
+      for (std::uint64_t& x : state[at(r)]) x = contribution(r, size);
+    }
+  }
+  const auto complete = [&](int r, interval b) {
+    const auto [from, to] = cut.of(b);
+    for (std::size_t a = from; a < to; ++a) {
+      if (state[at(r)][a] != full) return false;
+    }
+    return true;
+  };
+  const auto owners_right = [&]() -> verdict {
+    std::vector<int> owners(cut.size(), 0);
+    for (int r = 0; r < size; ++r) {
+      for (const interval b : all[at(r)].owned()) {
+        if (!complete(r, b)) return {fault::owner, r, all[0].half()};
+        const auto [from, to] = cut.of(b);
+        for (std::size_t a = from; a < to; ++a) ++owners[a];
+      }
+    }
+    for (const int n : owners) {
+      if (n != 1 && g.blocks.empty()) return {fault::owner, -1, all[0].half()};
+    }
+    return {};
+  };
+
+  struct arrival_of {
+    int rank;
+    std::size_t atom;
+    action act;
+    std::uint64_t set;
+  };
+  std::vector<arrival_of> arriving;
+  std::vector<std::size_t> nth(at(size), 0);  // messages taken from each peer in this round
+  for (std::size_t k = 0; k < rounds; ++k) {
+    if (all[0].halved() && k == all[0].half()) {
+      if (const verdict v = owners_right(); !v) return v;
+    }
+    arriving.clear();  // all reads see the state before the round, so apply what arrives after the last of them
+    std::size_t sends = 0, receives = 0;
+    for (int r = 0; r < size; ++r) {
+      const std::span<const operation> mine = all[at(r)].round(k);
+      for (const operation& o : mine) nth[o.peer] = 0;
+      for (std::size_t i = 0; i < mine.size(); ++i) {
+        const operation& o = mine[i];
+        if (o.act == action::send) {
+          ++sends;
+          continue;
+        }
+        ++receives;
+        for (std::size_t j = 0; o.act == action::copy && j < mine.size(); ++j) {
+          if (j != i && mine[j].range.overlaps(o.range)) return {fault::overlap, r, k};
+        }
+        // The peer's matching send.
+        std::size_t skip = nth[o.peer]++;
+        const operation* match = nullptr;
+        for (const operation& p : all[o.peer].round(k)) {
+          if (p.act == action::send && p.peer == static_cast<std::uint32_t>(r) && skip-- == 0) {
+            match = &p;
+            break;
+          }
+        }
+        if (!match || !(match->range == o.range)) return {fault::unmatched, r, k};
+        const auto [from, to] = cut.of(o.range);
+        for (std::size_t a = from; a < to; ++a) arriving.push_back({r, a, o.act, state[o.peer][a]});
+      }
+    }
+    if (sends != receives) return {fault::unmatched, -1, k};
+    for (const arrival_of& x : arriving) {
+      std::uint64_t& here = state[at(x.rank)][x.atom];
+      if (x.act == action::copy) here = x.set;
+      else if (size <= 64 && (here & x.set)) return {fault::double_count, x.rank, k};
+      else here += x.set;
+    }
+  }
+  if (all[0].halved() && all[0].half() == rounds) {
+    if (const verdict v = owners_right(); !v) return v;
+  }
+  for (int r = 0; r < size; ++r) {
+    if (!complete(r, g.ends_with_block ? g.blocks[at(r)] : interval{0, count})) return {fault::incomplete, r, rounds};
+  }
+  return {};
+}
+}  // namespace detail
+
+/// @brief Proves an all-reduce topology right for `size` ranks and `count` elements, or says what is wrong first.
+///
+/// It runs every rank's schedule on sets of contributions: each element of each rank must end with every rank's
+/// contribution exactly once, sends must match receives, nothing unordered may overlap, owned() must be true.
+/// Rounds are rendezvous, so schedules of equally many rounds whose messages all match can't deadlock.
+/// constexpr up to about 16 ranks at the compilers' default limits; beyond, call it at run time (above 64 ranks sets
+/// are compared by 64-bit fingerprints).
+/// @param t The topology. @param size Ranks, at least 1. @param count Elements; 0 means size + 1.
+template <class Topology>
+constexpr verdict verify(const Topology& t, int size, std::size_t count = 0) {
+  static_assert(has_all_reduce_schedule<Topology>,
+                "heddle::verify: a topology must provide schedule all_reduce(int rank, int size, size_t count) const");
+  const std::size_t n = count ? count : static_cast<std::size_t>(size) + 1;
+  std::vector<schedule> all;
+  for (int r = 0; r < size; ++r) all.push_back(t.all_reduce(r, size, n));
+  return detail::prove(all, n, {});
+}
+
+/// @brief Proves reduce_scatter and all_gather of a topology for blocks in rank order with the given counts.
+template <class Topology>
+constexpr verdict verify_blocks(const Topology& t, std::span<const std::size_t> counts) {
+  std::vector<interval> blocks;
+  std::size_t n = 0;
+  for (const std::size_t c : counts) {
+    blocks.push_back({n, c});
+    n += c;
+  }
+  const int size = static_cast<int>(counts.size());
+  std::vector<schedule> scatter, gather;
+  for (int r = 0; r < size; ++r) {
+    scatter.push_back(t.reduce_scatter(r, size, blocks));
+    gather.push_back(t.all_gather(r, size, blocks));
+  }
+  if (const verdict v = detail::prove(scatter, n, {blocks, false, true}); !v) return v;
+  return detail::prove(gather, n, {blocks, true, false});
+}
+
+}  // namespace v0
+}  // namespace heddle

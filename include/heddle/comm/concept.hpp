@@ -1,0 +1,139 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/core/dtype.hpp>
+#include <heddle/core/error.hpp>
+#include <heddle/core/reduction.hpp>
+
+#include <chrono>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace heddle {
+inline namespace v0 {
+
+/// @brief What a message belongs to; travels in its header so that mismatched calls are reported, not guessed.
+enum class operation_kind : std::uint8_t { all_reduce, reduce_scatter, all_gather, broadcast, barrier, control };
+
+/// The name used in messages.
+constexpr const char* name_of(operation_kind k) noexcept {
+  switch (k) {
+    case operation_kind::all_reduce: return "all_reduce";
+    case operation_kind::reduce_scatter: return "reduce_scatter";
+    case operation_kind::all_gather: return "all_gather";
+    case operation_kind::broadcast: return "broadcast";
+    case operation_kind::barrier: return "barrier";
+    case operation_kind::control: return "control";
+  }
+  return "unknown";
+}
+
+/// @brief The 16-byte header of every message: two ranks that exchange must agree on all fields but `contributors`.
+struct header {
+  operation_kind kind = operation_kind::control;  ///< The collective.
+  dtype type = dtype::other;                      ///< Element type.
+  std::uint8_t reduction = 0;                     ///< Identity of the reduction, 0 for none.
+  std::uint8_t round = 0;                         ///< Round number modulo 256.
+  std::uint16_t sequence = 0;                     ///< Number of the call on this communicator, modulo 65536.
+  std::uint16_t contributors = 1;                 ///< How many ranks are summed in the payload (scaled float16).
+  std::uint64_t count = 0;                        ///< Elements of the whole collective.
+
+  /// Whether the peer is in the same call.
+  constexpr bool matches(const header& o) const noexcept {
+    return kind == o.kind && type == o.type && reduction == o.reduction && round == o.round && sequence == o.sequence &&
+           count == o.count;
+  }
+};
+static_assert(sizeof(header) == 16);
+
+namespace detail {
+inline std::string describe(const header& h, std::size_t bytes) {
+  return std::string(name_of(h.kind)) + "(count " + std::to_string(h.count) + ", " + name_of(h.type) + ", reduction " +
+         std::to_string(h.reduction) + ", call " + std::to_string(h.sequence) + ", round " + std::to_string(h.round) +
+         ", message of " + std::to_string(bytes) + " bytes)";
+}
+}  // namespace detail
+
+/// @brief One message to send in a round. The bytes stay untouched until the exchange returns.
+struct outgoing {
+  int peer;                    ///< Destination rank.
+  const void* data;            ///< First byte; read by the receiver in place where memory is shared.
+  std::size_t bytes;           ///< Length, above 0.
+  std::uint16_t contributors;  ///< Goes into the header.
+};
+
+/// @brief One message to receive in a round.
+struct incoming {
+  int peer;           ///< Source rank.
+  void* into;         ///< Where the bytes shall land; null: only lend them to `apply`.
+  std::size_t bytes;  ///< Length, above 0; the sender must agree.
+};
+
+/// @brief A received message as `apply` sees it; the pointer is valid during that call only.
+struct arrival {
+  const void* data;            ///< The payload: the sender's own memory, a staging buffer, or `incoming::into`.
+  std::uint16_t contributors;  ///< From the sender's header.
+};
+
+/// @name Requirements of a communicator, one by one
+/// @{
+/// Has `rank()` and `size()`.
+template <class C>
+concept has_rank_and_size = requires(const C& c) {
+  { c.rank() } -> std::convertible_to<int>;
+  { c.size() } -> std::convertible_to<int>;
+};
+/// Has `next_sequence()`: the number of the next call.
+template <class C>
+concept has_sequence = requires(C& c) {
+  { c.next_sequence() } -> std::convertible_to<std::uint16_t>;
+};
+/// Has `exchange(header, outgoing, incoming, apply)`.
+template <class C>
+concept has_exchange = requires(C& c, header h, std::span<const outgoing> out, std::span<const incoming> in,
+                                void (*apply)(std::span<const arrival>)) { c.exchange(h, out, in, apply); };
+/// Has `duplicate()`: a second communicator of the same ranks with traffic of its own (collective).
+template <class C>
+concept has_duplicate = requires(C& c) {
+  { c.duplicate() } -> std::same_as<C>;
+};
+/// Has `fail(text)`: makes every pending and later call of every rank end with comm_error naming this rank.
+template <class C>
+concept has_fail = requires(C& c, const std::string& text) { c.fail(text); };
+/// @}
+
+/// @brief A group of ranks that call the same operations in the same order.
+///
+/// One member function carries everything: `exchange` posts all messages of a round together and returns when they
+/// have arrived, `apply` has run, and no peer reads this rank's buffers any more. The k-th message to a peer meets the
+/// k-th one it expects from here. What a new communicator must provide:
+///
+///     struct my_communicator {
+///       int rank() const;                          // 0 .. size() - 1
+///       int size() const;
+///       std::uint16_t next_sequence();             // 0, 1, 2 ... per call
+///       my_communicator duplicate();               // collective
+///       void fail(const std::string& text);        // this rank can't go on: wake every peer
+///       template <class Apply>                     // Apply: void(std::span<const arrival>), called once
+///       void exchange(header h, std::span<const outgoing> out, std::span<const incoming> in, Apply&& apply) {
+///         // send each `out`, receive each `in`; check header::matches and the length; then apply(arrivals)
+///       }
+///     };
+///
+/// Throws: comm_error from any call when a peer failed, called something else, or didn't come within the deadline.
+/// Threads: one thread at a time per communicator object; `duplicate()` for another thread.
+template <class C>
+concept communicator = has_rank_and_size<C> && has_sequence<C> && has_exchange<C> && has_duplicate<C> && has_fail<C>;
+
+/// @brief Whether the communicator has an all-reduce of its own (`native{}` calls it).
+template <class C>
+concept has_native_all_reduce = requires(C& c, header h, const void* in, void* out, std::size_t n, const leaf& l) {
+  c.native_all_reduce(h, in, out, n, l);
+};
+
+}  // namespace v0
+}  // namespace heddle

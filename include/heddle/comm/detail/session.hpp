@@ -1,0 +1,144 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/core/error.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+namespace heddle {
+inline namespace v0 {
+namespace detail {
+
+// Why a wait ended.
+enum class wait_end { ready, failed, late };
+
+// What all communicators of one threads::run share: who failed first, and one bell per rank to sleep on.
+class session {
+ public:
+  session(int ranks, std::chrono::nanoseconds deadline)
+      : bells_(std::make_unique<bell[]>(static_cast<std::size_t>(ranks))), ranks_(ranks), deadline_(deadline),
+        spins_(std::thread::hardware_concurrency() >= static_cast<unsigned>(ranks) ? 400 : 0) {}
+
+  std::chrono::nanoseconds deadline() const noexcept { return deadline_; }
+  int failed() const noexcept { return failed_.load(std::memory_order_acquire); }
+  std::string failure() const {
+    std::lock_guard lock(mutex_);
+    return text_;
+  }
+
+  // The first failure wins: the later ones are its consequences.
+  void fail(int rank, const std::string& text) {
+    {
+      std::lock_guard lock(mutex_);
+      if (failed_.load(std::memory_order_relaxed) >= 0) return;
+      text_ = text;
+      failed_.store(rank, std::memory_order_release);
+    }
+    for (int r = 0; r < ranks_; ++r) ring(r);
+  }
+
+  // Wakes whoever of `rank` sleeps. Call it after a sequentially consistent store to what they wait for.
+  void ring(int rank) noexcept {
+    bell& b = bells_[static_cast<std::size_t>(rank)];
+    if (b.sleepers.load(std::memory_order_seq_cst) == 0) return;
+    std::lock_guard lock(b.mutex);
+    b.wake.notify_all();
+  }
+
+  // Spins briefly where cores are free, then yields, then sleeps. `ready` must read with seq_cst loads, so that either
+  // the sleeper sees the store or the ringer sees the sleeper.
+  template <class Ready>
+  wait_end wait(int rank, Ready&& ready, bool heed_failure = true) {
+    for (int i = 0; i < spins_; ++i) {
+      if (ready()) return wait_end::ready;
+      pause();
+    }
+    for (int i = 0; i < 4; ++i) {
+      if (ready()) return wait_end::ready;
+      std::this_thread::yield();
+    }
+    bell& b = bells_[static_cast<std::size_t>(rank)];
+    const auto end = std::chrono::steady_clock::now() + deadline_;
+    for (;;) {
+      {
+        std::unique_lock lock(b.mutex);
+        b.sleepers.fetch_add(1, std::memory_order_seq_cst);
+        const bool done = ready();  // once: it may take what it finds
+        // A system-clock wait: ThreadSanitizer knows it, and the deadline below is taken from the steady clock.
+        if (!done && !(heed_failure && failed() >= 0)) {
+          b.wake.wait_until(lock, std::chrono::system_clock::now() + std::chrono::milliseconds(20));
+        }
+        b.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+        if (done) return wait_end::ready;
+      }
+      if (ready()) return wait_end::ready;
+      if (heed_failure && failed() >= 0) return wait_end::failed;
+      if (heed_failure && std::chrono::steady_clock::now() > end) return wait_end::late;
+    }
+  }
+
+ private:
+  struct alignas(64) bell {
+    std::atomic<int> sleepers{0};
+    std::mutex mutex;
+    std::condition_variable wake;
+  };
+
+  static void pause() noexcept {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+  }
+
+  std::unique_ptr<bell[]> bells_;
+  int ranks_;
+  std::chrono::nanoseconds deadline_;
+  int spins_;
+  std::atomic<int> failed_{-1};
+  mutable std::mutex mutex_;
+  std::string text_;
+};
+
+// A barrier whose arrival can be taken back until the last rank has come, so that a rank that gives up leaves it
+// either for all or for none. word = generation << 32 | arrived.
+class gate {
+ public:
+  // Returns ready once all `ranks` have arrived; failed or late after having withdrawn the arrival.
+  wait_end arrive_and_wait(session& s, int rank, int ranks, bool must_open = false) {
+    const std::uint64_t before = word_.fetch_add(1, std::memory_order_seq_cst);
+    const std::uint64_t generation = before >> 32;
+    if ((before & 0xffffffffu) + 1 == static_cast<std::uint64_t>(ranks)) {
+      word_.store((generation + 1) << 32, std::memory_order_seq_cst);
+      for (int r = 0; r < ranks; ++r) s.ring(r);
+      return wait_end::ready;
+    }
+    const auto open = [&] { return (word_.load(std::memory_order_seq_cst) >> 32) != generation; };
+    wait_end end = s.wait(rank, open, !must_open);
+    while (end != wait_end::ready) {  // withdraw, unless it opens in this instant
+      std::uint64_t w = word_.load(std::memory_order_seq_cst);
+      if ((w >> 32) != generation || (w & 0xffffffffu) == static_cast<std::uint64_t>(ranks)) {
+        end = s.wait(rank, open, false);
+      } else if (word_.compare_exchange_strong(w, w - 1, std::memory_order_seq_cst)) {
+        return end;
+      }
+    }
+    return end;
+  }
+
+ private:
+  alignas(64) std::atomic<std::uint64_t> word_{0};
+};
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace heddle

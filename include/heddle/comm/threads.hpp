@@ -1,0 +1,305 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/comm/concept.hpp>
+#include <heddle/comm/detail/session.hpp>
+
+#include <cstring>
+#include <exception>
+#include <utility>
+#include <vector>
+
+namespace heddle {
+inline namespace v0 {
+/// @brief Ranks as threads of one process.
+namespace threads {
+
+/// @brief Settings of threads::run.
+struct options {
+  int ranks = 1;                                       ///< Number of ranks, at least 1.
+  std::chrono::nanoseconds deadline{30'000'000'000ll};  ///< How long a call waits for its peers.
+};
+
+namespace detail {
+using namespace heddle::detail;
+
+// Messages of one round from one rank to another. The sender fills it, the receiver reads the sender's buffers through
+// it and empties it; a sender that gives up takes it back unless it is being read.
+struct alignas(64) box {
+  enum : int { empty, posted, reading };
+  std::atomic<int> state{empty};
+  heddle::header head;
+  std::vector<outgoing> messages;
+  bool filling = false;   // the sender's mark while it collects a round
+  std::size_t taken = 0;  // the receiver's count while it matches a round
+};
+
+struct native_slot {
+  heddle::header head;
+  const void* in = nullptr;
+  void* out = nullptr;
+};
+
+struct world {
+  world(std::shared_ptr<session> s, int n)
+      : shared(std::move(s)), ranks(n), boxes(std::make_unique<box[]>(static_cast<std::size_t>(n) * n)),
+        natives(static_cast<std::size_t>(n)) {}
+  box& between(int source, int destination) { return boxes[static_cast<std::size_t>(source) * ranks + destination]; }
+
+  std::shared_ptr<session> shared;
+  int ranks;
+  std::unique_ptr<box[]> boxes;
+  std::vector<native_slot> natives;
+  gate door;
+  std::shared_ptr<world> child;  // handed over by duplicate()
+};
+}  // namespace detail
+
+/// @brief A rank of threads::run. Zero copy: a receiver reads the sender's buffer.
+///
+/// Waiting ranks spin only where cores are free, then yield, then sleep on a condition variable, so that more ranks
+/// than cores make progress. A rank that fails first takes back what no peer has begun to read and waits for those who
+/// have, so that nobody reads a buffer that is being destroyed.
+/// Sync:   every member blocks until its part of the round is done.
+/// Throws: comm_error naming the rank at fault, when it failed, called something else, or missed the deadline.
+class communicator {
+ public:
+  /// @param w State shared by all ranks. @param rank This rank.
+  communicator(std::shared_ptr<detail::world> w, int rank) : world_(std::move(w)), rank_(rank) {}
+
+  /// This rank, 0 .. size() - 1.
+  int rank() const noexcept { return rank_; }
+  /// Number of ranks.
+  int size() const noexcept { return world_->ranks; }
+  /// Number of the next call.
+  std::uint16_t next_sequence() noexcept { return sequence_++; }
+
+  /// @brief Makes every pending and later call of every rank throw comm_error naming this rank and `text`.
+  void fail(const std::string& text) { world_->shared->fail(rank_, text); }
+
+  /// @brief A second communicator of the same ranks, for another thread. Collective.
+  communicator duplicate() {
+    const header h{.kind = operation_kind::control};
+    if (rank_ == 0) world_->child = std::make_shared<detail::world>(world_->shared, world_->ranks);
+    pass(h, world_->door.arrive_and_wait(*world_->shared, rank_, size()), -1);
+    std::shared_ptr<detail::world> child = world_->child;
+    pass(h, world_->door.arrive_and_wait(*world_->shared, rank_, size(), true), -1);
+    if (rank_ == 0) world_->child.reset();
+    return {std::move(child), rank_};
+  }
+
+  /// @brief One round; see the communicator concept.
+  template <class Apply>
+  void exchange(header h, std::span<const outgoing> out, std::span<const incoming> in, Apply&& apply) {
+    detail::session& s = *world_->shared;
+    if (s.failed() >= 0) pass(h, detail::wait_end::failed, -1);
+    sent_.clear();
+    read_.clear();
+    try {
+      post(h, out);
+      collect(h, in);
+      std::forward<Apply>(apply)(std::span<const arrival>(arrivals_));
+      release();
+      for (const int peer : sent_) {
+        detail::box& b = world_->between(rank_, peer);
+        pass(h, s.wait(rank_, [&] { return b.state.load(std::memory_order_seq_cst) == detail::box::empty; }), peer);
+      }
+    } catch (...) {
+      retreat();
+      throw;
+    }
+  }
+
+  /// @brief All-reduce in one pass: each rank reduces its block from every rank's buffer, in rank order, and stores it
+  /// to every rank's output.
+  /// Traffic: reads and writes each buffer once, the least possible.
+  /// @param h Header; its `count` must be `count`. @param in Input, may equal `out`. @param out Output.
+  /// @param count Elements. @param l The reduction.
+  /// @return Whether a value of this rank's block left float16's range.
+  bool native_all_reduce(header h, const void* in, void* out, std::size_t count, const leaf& l) {
+    detail::session& s = *world_->shared;
+    const auto me = static_cast<std::size_t>(rank_), p = static_cast<std::size_t>(size());
+    world_->natives[me] = {h, in, out};
+    pass(h, world_->door.arrive_and_wait(s, rank_, size()), -1);
+    // From here on nobody may leave before everybody is done.
+    int odd = -1;
+    for (std::size_t r = 0; r < p; ++r) {
+      if (!world_->natives[r].head.matches(h)) odd = static_cast<int>(r);
+    }
+    bool left_range = false;
+    if (odd < 0) {
+      const std::size_t line = std::max<std::size_t>(1, 64 / l.bytes);
+      const std::size_t share = ((count + p - 1) / p + line - 1) / line * line;
+      const std::size_t begin = std::min(count, share * me), end = std::min(count, begin + share);
+      const double factor = l.average ? 1.0 / static_cast<double>(p) : 1.0;
+      operands_.resize(p);
+      const std::size_t step = std::max<std::size_t>(1, 8192 / l.bytes);  // one piece of all ranks stays in cache
+      for (std::size_t i = begin; i < end; i += step) {
+        const std::size_t m = std::min(step, end - i), offset = i * l.bytes;
+        for (std::size_t r = 0; r < p; ++r) {
+          operands_[r] = {static_cast<const std::byte*>(world_->natives[r].in) + offset, 0};
+        }
+        std::byte* const mine = static_cast<std::byte*>(out) + offset;
+        left_range |= l.reduce(l.context, operands_.data(), static_cast<int>(p), mine, m, 0, factor);
+        for (std::size_t r = 0; r < p; ++r) {
+          std::byte* const theirs = static_cast<std::byte*>(world_->natives[r].out) + offset;
+          if (theirs != mine) std::memcpy(theirs, mine, m * l.bytes);
+        }
+      }
+    }
+    const std::string theirs = odd >= 0 ? heddle::detail::describe(world_->natives[static_cast<std::size_t>(odd)].head, 0) : "";
+    world_->door.arrive_and_wait(s, rank_, size(), true);
+    if (odd >= 0) mismatch(h, 0, odd, theirs);
+    return left_range;
+  }
+
+ private:
+  // Throws unless the wait ended well; tells every rank why.
+  void pass(const header& h, detail::wait_end end, int peer) {
+    detail::session& s = *world_->shared;
+    if (end == detail::wait_end::ready) return;
+    if (end == detail::wait_end::failed) throw comm_error(name_of(h.kind), rank_, s.failed(), s.failure());
+    const std::string text =
+        (peer >= 0 ? "rank " + std::to_string(peer) : std::string("a rank")) + " did not reach " +
+        heddle::detail::describe(h, 0) + " of rank " + std::to_string(rank_) + " within " +
+        std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(s.deadline()).count()) + " ms";
+    s.fail(peer >= 0 ? peer : rank_, text);
+    throw comm_error(name_of(h.kind), rank_, peer, text);
+  }
+
+  [[noreturn]] void mismatch(const header& h, std::size_t bytes, int peer, const std::string& theirs) {
+    const std::string text = "calls differ: rank " + std::to_string(rank_) + " is in " +
+                             heddle::detail::describe(h, bytes) + ", rank " + std::to_string(peer) + " is in " + theirs;
+    world_->shared->fail(rank_, text);
+    throw comm_error(name_of(h.kind), rank_, peer, text);
+  }
+
+  void post(const header& h, std::span<const outgoing> out) {
+    for (const outgoing& m : out) {
+      if (m.peer < 0 || m.peer >= size() || m.peer == rank_) {
+        throw argument_error("heddle::threads::exchange: peer " + std::to_string(m.peer) + " of rank " +
+                             std::to_string(rank_) + " is not one of the other " + std::to_string(size() - 1) + " ranks");
+      }
+      detail::box& b = world_->between(rank_, m.peer);
+      if (!b.filling) {
+        b.filling = true;
+        b.messages.clear();
+        sent_.push_back(m.peer);
+      }
+      b.messages.push_back(m);
+    }
+    for (const int peer : sent_) {
+      detail::box& b = world_->between(rank_, peer);
+      b.filling = false;
+      b.head = h;
+      b.state.store(detail::box::posted, std::memory_order_seq_cst);
+      world_->shared->ring(peer);
+    }
+  }
+
+  void collect(const header& h, std::span<const incoming> in) {
+    arrivals_.clear();
+    for (const incoming& m : in) {
+      if (m.peer < 0 || m.peer >= size() || m.peer == rank_) {
+        throw argument_error("heddle::threads::exchange: peer " + std::to_string(m.peer) + " is not another rank");
+      }
+      detail::box& b = world_->between(m.peer, rank_);
+      if (b.state.load(std::memory_order_relaxed) != detail::box::reading) {
+        const auto take = [&] {
+          int posted = detail::box::posted;
+          return b.state.compare_exchange_strong(posted, detail::box::reading, std::memory_order_seq_cst);
+        };
+        pass(h, world_->shared->wait(rank_, take), m.peer);
+        read_.push_back(m.peer);
+        b.taken = 0;
+      }
+      const std::size_t k = b.taken++;
+      const std::size_t bytes = k < b.messages.size() ? b.messages[k].bytes : 0;
+      if (!b.head.matches(h) || bytes != m.bytes) mismatch(h, m.bytes, m.peer, heddle::detail::describe(b.head, bytes));
+      if (m.into) std::memcpy(m.into, b.messages[k].data, bytes);
+      arrivals_.push_back({m.into ? m.into : b.messages[k].data, b.messages[k].contributors});
+    }
+    for (const int peer : read_) {
+      detail::box& b = world_->between(peer, rank_);
+      if (b.taken != b.messages.size()) mismatch(h, 0, peer, heddle::detail::describe(b.head, b.messages[b.taken].bytes));
+    }
+  }
+
+  void release() noexcept {
+    for (const int peer : read_) {
+      world_->between(peer, rank_).state.store(detail::box::empty, std::memory_order_seq_cst);
+      world_->shared->ring(peer);
+    }
+    read_.clear();
+  }
+
+  // First tell everybody, then let nobody begin to read here, then wait for those who have begun.
+  void retreat() noexcept {
+    detail::session& s = *world_->shared;
+    s.fail(rank_, "an exchange of rank " + std::to_string(rank_) + " failed");
+    release();
+    for (const int peer : sent_) {
+      detail::box& b = world_->between(rank_, peer);
+      b.filling = false;
+      int posted = detail::box::posted;
+      if (b.state.compare_exchange_strong(posted, detail::box::empty, std::memory_order_seq_cst)) continue;
+      s.wait(rank_, [&] { return b.state.load(std::memory_order_seq_cst) == detail::box::empty; }, false);
+    }
+  }
+
+  std::shared_ptr<detail::world> world_;
+  int rank_;
+  std::uint16_t sequence_ = 0;
+  std::vector<int> sent_, read_;  // peers of this round
+  std::vector<arrival> arrivals_;
+  std::vector<operand> operands_;
+};
+static_assert(heddle::communicator<communicator> && has_native_all_reduce<communicator>);
+
+/// @brief Runs f(comm) on `o.ranks` threads, one per rank, and returns when every rank has ended.
+/// Throws: the first exception of any rank, after all have ended: a rank that throws makes every other rank's pending
+/// call fail with comm_error naming it. argument_error if ranks < 1.
+template <class Function>
+void run(const options& o, Function&& f) {
+  if (o.ranks < 1) throw argument_error("heddle::threads::run: ranks is " + std::to_string(o.ranks) + ", allowed is 1 or more");
+  auto shared = std::make_shared<detail::session>(o.ranks, o.deadline);
+  auto w = std::make_shared<detail::world>(shared, o.ranks);
+  std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(o.ranks));
+  std::atomic<int> first{-1};
+  const auto body = [&](int rank) {
+    const auto record = [&](const std::string& text) {
+      thrown[static_cast<std::size_t>(rank)] = std::current_exception();
+      int none = -1;
+      first.compare_exchange_strong(none, rank);
+      shared->fail(rank, text);
+    };
+    try {
+      communicator comm(w, rank);
+      f(comm);
+    } catch (const std::exception& e) {
+      record("rank " + std::to_string(rank) + " threw: " + e.what());
+    } catch (...) {
+      record("rank " + std::to_string(rank) + " threw an exception that is not a std::exception");
+    }
+  };
+  {
+    std::vector<std::jthread> ranks;
+    ranks.reserve(thrown.size());
+    for (int r = 1; r < o.ranks; ++r) ranks.emplace_back(body, r);
+    body(0);
+  }
+  const int cause = shared->failed();
+  if (cause >= 0 && thrown[static_cast<std::size_t>(cause)]) std::rethrow_exception(thrown[static_cast<std::size_t>(cause)]);
+  if (first >= 0) std::rethrow_exception(thrown[static_cast<std::size_t>(first.load())]);
+}
+
+/// @brief run(options{.ranks = n}, f).
+template <class Function>
+void run(int n, Function&& f) {
+  run(options{.ranks = n}, std::forward<Function>(f));
+}
+
+}  // namespace threads
+}  // namespace v0
+}  // namespace heddle

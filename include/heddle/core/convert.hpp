@@ -1,0 +1,89 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/core/detail/convert_loops.hpp>
+#include <heddle/core/float16.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace heddle {
+inline namespace v0 {
+
+/// @file
+/// @brief Bulk conversions on the host between float and the 16-bit types.
+///
+/// Each result has the bits that the scalar conversion gives, on every processor. The loops are compiled for several
+/// instruction sets and one is chosen per call; no compiler flag is needed. Rounding is to nearest even.
+///
+/// Pointers need no more alignment than their type has; `from` and `to` may be null when n is 0 and must not overlap.
+/// All calls run on the caller's thread and throw nothing.
+
+/// @brief Rounds n floats to float16; from 65520 up they become infinity (see `convert_checked`).
+inline void convert(const float* from, float16* to, std::size_t n) noexcept {
+  detail::narrow(from, to, n, 1.0f, detail::best_isa());
+}
+/// @brief Rounds n floats to bfloat16.
+inline void convert(const float* from, bfloat16* to, std::size_t n) noexcept {
+  detail::narrow(from, to, n, 1.0f, detail::best_isa());
+}
+/// @brief Widens n float16 values, exactly.
+inline void convert(const float16* from, float* to, std::size_t n) noexcept {
+  detail::widen<false>(from, to, n, 1.0f, detail::best_isa());
+}
+/// @brief Widens n bfloat16 values, exactly.
+inline void convert(const bfloat16* from, float* to, std::size_t n) noexcept {
+  detail::widen<false>(from, to, n, 1.0f, detail::best_isa());
+}
+/// @brief Copies n floats: the case of generic code whose wire type is float.
+inline void convert(const float* from, float* to, std::size_t n) noexcept {
+  if (n != 0) std::memcpy(to, from, n * sizeof(float));
+}
+
+/// @brief `to[i] = float16(from[i] * scale)`; the product is a float, so there are two roundings.
+inline void convert_scaled(const float* from, float16* to, std::size_t n, float scale) noexcept {
+  detail::narrow(from, to, n, scale, detail::best_isa());
+}
+/// @brief `to[i] = bfloat16(from[i] * scale)`; the product is a float, so there are two roundings.
+inline void convert_scaled(const float* from, bfloat16* to, std::size_t n, float scale) noexcept {
+  detail::narrow(from, to, n, scale, detail::best_isa());
+}
+/// @brief `to[i] = float(from[i]) * scale`.
+inline void convert_scaled(const float16* from, float* to, std::size_t n, float scale) noexcept {
+  detail::widen<true>(from, to, n, scale, detail::best_isa());
+}
+/// @brief `to[i] = float(from[i]) * scale`.
+inline void convert_scaled(const bfloat16* from, float* to, std::size_t n, float scale) noexcept {
+  detail::widen<true>(from, to, n, scale, detail::best_isa());
+}
+/// @brief `to[i] = from[i] * scale`.
+inline void convert_scaled(const float* from, float* to, std::size_t n, float scale) noexcept {
+  for (std::size_t i = 0; i < n; ++i) to[i] = from[i] * scale;
+}
+
+/// @brief As `convert_scaled`, and says whether anything was lost: the `found_inf` of mixed precision training.
+/// @param from Values to convert. @param to Where they go. @param n How many.
+/// @param scale Factor applied in float before rounding.
+/// @return true when an input was infinite or NaN, or a scaled one left float16's range. Every element is written
+///         in either case.
+[[nodiscard]] inline bool convert_checked(const float* from, float16* to, std::size_t n, float scale = 1.0f) noexcept {
+  return detail::narrow(from, to, n, scale, detail::best_isa());
+}
+/// @brief As `convert_scaled`; true when an input was infinite or NaN, or a scaled one left bfloat16's range.
+[[nodiscard]] inline bool convert_checked(const float* from, bfloat16* to, std::size_t n, float scale = 1.0f) noexcept {
+  return detail::narrow(from, to, n, scale, detail::best_isa());
+}
+/// @brief As `convert_scaled`; true when a result is infinite or NaN.
+[[nodiscard]] inline bool convert_checked(const float* from, float* to, std::size_t n, float scale = 1.0f) noexcept {
+  std::uint32_t bad = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    to[i] = from[i] * scale;
+    bad |= static_cast<std::uint32_t>((std::bit_cast<std::uint32_t>(to[i]) & 0x7f800000u) == 0x7f800000u);
+  }
+  return bad != 0;
+}
+
+}  // namespace v0
+}  // namespace heddle

@@ -1,0 +1,229 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// @brief The loops behind `convert`: a portable one, and x86-64 ones compiled by function attribute.
+///
+/// Every loop gives the bits of the scalar conversion in float16.hpp. Compiler builtins are used instead of
+/// `<immintrin.h>`, which costs a third of a second in every file that includes it.
+
+#include <heddle/core/float16.hpp>
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace heddle {
+inline namespace v0 {
+namespace detail {
+
+/// Which loops a bulk conversion runs.
+enum class isa : std::uint8_t {
+  portable,  ///< Any processor.
+  avx2,      ///< AVX2 and F16C.
+  avx512     ///< AVX-512 F, BW, VL.
+};
+
+/// @brief Bits of a 16-bit float that are all ones exactly in infinities and NaNs.
+template <class Half>
+inline constexpr unsigned exponent_mask = 0;
+/// @cond
+template <>
+inline constexpr unsigned exponent_mask<float16> = 0x7c00u;
+template <>
+inline constexpr unsigned exponent_mask<bfloat16> = 0x7f80u;
+/// @endcond
+
+/// float to 16 bits, one element after the other; true when any result is infinite or NaN.
+template <class Half>
+inline bool narrow_portable(const float* from, Half* to, std::size_t n, float scale) noexcept {
+  unsigned bad = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    to[i] = Half(from[i] * scale);
+    bad |= static_cast<unsigned>((to[i].bits & exponent_mask<Half>) == exponent_mask<Half>);
+  }
+  return bad != 0;
+}
+
+/// 16 bits to float, one element after the other. Without Scaled, `scale` is not used and NaNs pass as they are.
+template <bool Scaled, class Half>
+inline void widen_portable(const Half* from, float* to, std::size_t n, float scale) noexcept {
+  for (std::size_t i = 0; i < n; ++i) to[i] = Scaled ? static_cast<float>(from[i]) * scale : static_cast<float>(from[i]);
+}
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__NVCOMPILER)
+
+#define HEDDLE_DETAIL_AVX2 __attribute__((target("avx2,f16c")))
+#define HEDDLE_DETAIL_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx2,f16c")))
+
+/// @cond
+using float_x8 = float __attribute__((vector_size(32)));
+using float_x16 = float __attribute__((vector_size(64)));
+using short_x8 = short __attribute__((vector_size(16)));
+using short_x16 = short __attribute__((vector_size(32)));
+using int_x16 = int __attribute__((vector_size(64)));
+using word_x16 = std::uint32_t __attribute__((vector_size(64)));
+inline constexpr short all_lanes_x16 = -1;
+/// @endcond
+
+/// The best loops this processor can run; a load and a mask, so that each bulk call can ask.
+inline isa best_isa() noexcept {
+  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) return isa::avx512;
+#if defined(__clang__)  // older versions refuse "f16c" here; every processor with AVX2 and FMA has F16C
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? isa::avx2 : isa::portable;
+#else
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") ? isa::avx2 : isa::portable;
+#endif
+}
+
+/// @cond
+HEDDLE_DETAIL_AVX2 inline bool narrow_avx2(const float* from, float16* to, std::size_t n, float scale) noexcept {
+  short_x8 bad{}, exponent{};
+  exponent += 0x7c00;  // not `short_x8{} + 0x7c00`: nvcc's front end crashes on it
+  std::size_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    float_x8 x;
+    std::memcpy(&x, from + i, sizeof x);
+    const short_x8 y = __builtin_ia32_vcvtps2ph256(x * scale, 0);  // 0: to nearest even whatever the mode register says
+    std::memcpy(static_cast<void*>(to + i), &y, sizeof y);
+    bad |= (y & exponent) == exponent;
+  }
+  std::uint64_t word[2];
+  std::memcpy(word, &bad, sizeof word);
+  const bool tail = narrow_portable(from + i, to + i, n - i, scale);
+  return (word[0] | word[1]) != 0 || tail;
+}
+
+HEDDLE_DETAIL_AVX512 inline bool narrow_avx512(const float* from, float16* to, std::size_t n, float scale) noexcept {
+  short_x16 bad{}, exponent{};
+  exponent += 0x7c00;
+  std::size_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    float_x16 x;
+    std::memcpy(&x, from + i, sizeof x);
+    const short_x16 y = __builtin_ia32_vcvtps2ph512_mask(x * scale, 0, short_x16{}, all_lanes_x16);
+    std::memcpy(static_cast<void*>(to + i), &y, sizeof y);
+    bad |= (y & exponent) == exponent;
+  }
+  std::uint64_t word[4];
+  std::memcpy(word, &bad, sizeof word);
+  const bool tail = narrow_portable(from + i, to + i, n - i, scale);
+  return (word[0] | word[1] | word[2] | word[3]) != 0 || tail;
+}
+
+template <bool Scaled>
+HEDDLE_DETAIL_AVX2 inline void widen_avx2(const float16* from, float* to, std::size_t n, float scale) noexcept {
+  std::size_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    short_x8 x;
+    std::memcpy(&x, from + i, sizeof x);
+    float_x8 y = __builtin_ia32_vcvtph2ps256(x);
+    if (Scaled) y = y * scale;
+    std::memcpy(to + i, &y, sizeof y);
+  }
+  widen_portable<Scaled>(from + i, to + i, n - i, scale);
+}
+
+template <bool Scaled>
+HEDDLE_DETAIL_AVX512 inline void widen_avx512(const float16* from, float* to, std::size_t n, float scale) noexcept {
+  std::size_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    short_x16 x;
+    std::memcpy(&x, from + i, sizeof x);
+    float_x16 y = __builtin_ia32_vcvtph2ps512_mask(x, float_x16{}, all_lanes_x16, 4);  // 4: mode register
+    if (Scaled) y = y * scale;
+    std::memcpy(to + i, &y, sizeof y);
+  }
+  widen_portable<Scaled>(from + i, to + i, n - i, scale);
+}
+
+// bfloat16 needs no instruction of its own: blocks of a fixed count vectorise at -O2 too. A block is rounded as if it
+// held no NaN; its largest magnitude then says whether it does, and whether anything became infinite.
+HEDDLE_DETAIL_AVX2 inline bool narrow_avx2(const float* __restrict from, bfloat16* __restrict to, std::size_t n,
+                                           float scale) noexcept {
+  constexpr std::size_t block = 32;
+  constexpr std::uint32_t infinity = 0x7f800000u, becomes_infinite = 0x7f7f8000u;
+  bool bad = false;
+  std::size_t i = 0;
+  for (; i + block <= n; i += block) {
+    std::uint32_t largest = 0;
+    for (std::size_t j = 0; j < block; ++j) {
+      const std::uint32_t x = std::bit_cast<std::uint32_t>(from[i + j] * scale);
+      const std::uint32_t magnitude = x & 0x7fffffffu;
+      largest = largest > magnitude ? largest : magnitude;
+      to[i + j].bits = static_cast<std::uint16_t>((x + 0x7fffu + ((x >> 16) & 1u)) >> 16);
+    }
+    if (largest >= becomes_infinite) {
+      bad = true;
+      if (largest > infinity) narrow_portable(from + i, to + i, block, scale);
+    }
+  }
+  const bool tail = narrow_portable(from + i, to + i, n - i, scale);
+  return bad || tail;
+}
+
+template <bool Scaled>
+HEDDLE_DETAIL_AVX2 inline void widen_avx2(const bfloat16* __restrict from, float* __restrict to, std::size_t n,
+                                          float scale) noexcept {
+  constexpr std::size_t block = 32;
+  std::size_t i = 0;
+  for (; i + block <= n; i += block) {
+    for (std::size_t j = 0; j < block; ++j) {
+      const float y = std::bit_cast<float>(static_cast<std::uint32_t>(from[i + j].bits) << 16);
+      to[i + j] = Scaled ? y * scale : y;
+    }
+  }
+  widen_portable<Scaled>(from + i, to + i, n - i, scale);
+}
+/// @endcond
+
+/// float to float16 by the given loops; true when any result is infinite or NaN.
+inline bool narrow(const float* from, float16* to, std::size_t n, float scale, isa which) noexcept {
+  if (which == isa::avx512) return narrow_avx512(from, to, n, scale);
+  if (which == isa::avx2) return narrow_avx2(from, to, n, scale);
+  return narrow_portable(from, to, n, scale);
+}
+/// float to bfloat16 by the given loops; true when any result is infinite or NaN.
+inline bool narrow(const float* from, bfloat16* to, std::size_t n, float scale, isa which) noexcept {
+  if (which != isa::portable) return narrow_avx2(from, to, n, scale);
+  return narrow_portable(from, to, n, scale);
+}
+/// float16 to float by the given loops.
+template <bool Scaled>
+inline void widen(const float16* from, float* to, std::size_t n, float scale, isa which) noexcept {
+  if (which == isa::avx512) return widen_avx512<Scaled>(from, to, n, scale);
+  if (which == isa::avx2) return widen_avx2<Scaled>(from, to, n, scale);
+  widen_portable<Scaled>(from, to, n, scale);
+}
+/// bfloat16 to float by the given loops.
+template <bool Scaled>
+inline void widen(const bfloat16* from, float* to, std::size_t n, float scale, isa which) noexcept {
+  if (which != isa::portable) return widen_avx2<Scaled>(from, to, n, scale);
+  widen_portable<Scaled>(from, to, n, scale);
+}
+
+#undef HEDDLE_DETAIL_AVX2
+#undef HEDDLE_DETAIL_AVX512
+
+#else
+
+/// The best loops this processor can run.
+constexpr isa best_isa() noexcept { return isa::portable; }
+/// float to 16 bits; true when any result is infinite or NaN.
+template <class Half>
+inline bool narrow(const float* from, Half* to, std::size_t n, float scale, isa) noexcept {
+  return narrow_portable(from, to, n, scale);
+}
+/// 16 bits to float.
+template <bool Scaled, class Half>
+inline void widen(const Half* from, float* to, std::size_t n, float scale, isa) noexcept {
+  widen_portable<Scaled>(from, to, n, scale);
+}
+
+#endif
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace heddle

@@ -1,0 +1,50 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/core/config.hpp>
+
+#include <cstddef>
+#include <type_traits>
+
+namespace heddle {
+inline namespace v0 {
+
+/// @brief A borrowed run of elements, usable in device code (where `std::span` indexing is not).
+///
+/// It owns nothing; copying it is copying a pointer and a count. `slice<T>` converts to `slice<const T>`.
+template <class T>
+struct slice {
+  T* data = nullptr;      ///< First element; may be null only when count is 0.
+  std::size_t count = 0;  ///< Number of elements.
+
+  /// Number of elements.
+  HEDDLE_HD constexpr std::size_t size() const noexcept { return count; }
+  /// Whether there is no element.
+  HEDDLE_HD constexpr bool empty() const noexcept { return count == 0; }
+  /// Size in bytes.
+  HEDDLE_HD constexpr std::size_t bytes() const noexcept { return count * sizeof(T); }
+  /// First element.
+  HEDDLE_HD constexpr T* begin() const noexcept { return data; }
+  /// One past the last element.
+  HEDDLE_HD constexpr T* end() const noexcept { return data + count; }
+  /// Element i, unchecked.
+  HEDDLE_HD constexpr T& operator[](std::size_t i) const noexcept { return data[i]; }
+  /// Elements [offset, offset + n), unchecked.
+  HEDDLE_HD constexpr slice subslice(std::size_t offset, std::size_t n) const noexcept { return {data + offset, n}; }
+  /// A view that can't write.
+  HEDDLE_HD constexpr operator slice<const T>() const noexcept
+    requires(!std::is_const_v<T>)
+  {
+    return {data, count};
+  }
+};
+
+/// A host container with `data()` and `size()` seen as a slice.
+template <class Container>
+constexpr auto as_slice(Container& c) noexcept {
+  return slice<std::remove_pointer_t<decltype(c.data())>>{c.data(), c.size()};
+}
+
+}  // namespace v0
+}  // namespace heddle

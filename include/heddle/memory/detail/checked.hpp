@@ -1,0 +1,48 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/core/error.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace heddle {
+inline namespace v0 {
+namespace detail {
+
+/// The largest alignment that every resource gives.
+inline constexpr std::size_t max_alignment = 4096;
+
+/// The largest size that a pointer difference can express.
+inline constexpr std::size_t max_bytes = static_cast<std::size_t>(PTRDIFF_MAX);
+
+constexpr bool is_alignment(std::size_t alignment) noexcept {
+  return alignment != 0 && (alignment & (alignment - 1)) == 0 && alignment <= max_alignment;
+}
+
+/// Throws argument_error unless the alignment is a power of two in 1..4096.
+inline void check_alignment(const char* where, std::size_t alignment) {
+  if (!is_alignment(alignment)) {
+    throw argument_error("heddle::" + std::string(where) + ": alignment " + std::to_string(alignment) +
+                         " is not a power of two in 1..4096");
+  }
+}
+
+/// The smallest multiple of a power of two that is not below `bytes`; memory_error when there is none.
+inline std::size_t round_up(const char* where, std::size_t bytes, std::size_t alignment) {
+  const std::size_t mask = alignment - 1;
+  if (bytes > max_bytes - mask) throw memory_error(where, bytes, max_bytes, 0, 0);
+  return (bytes + mask) & ~mask;
+}
+
+/// count * size; memory_error when that overflows.
+inline std::size_t checked_multiply(const char* where, std::size_t count, std::size_t size) {
+  if (size != 0 && count > max_bytes / size) throw memory_error(where, static_cast<std::size_t>(-1), max_bytes, 0, 0);
+  return count * size;
+}
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace heddle

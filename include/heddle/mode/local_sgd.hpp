@@ -1,0 +1,41 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/mode/concept.hpp>
+
+namespace heddle {
+inline namespace v0 {
+
+/// @brief Local SGD: each rank updates its own replica; every `period` steps replicas move to their average.
+///
+/// At a meeting, with s_i samples seen by rank i since the last one and w the parameters agreed then:
+///
+///     w = w - sum_i (s_i / sum s) (w - w_i)
+///
+/// The compressor works on w - w_i. Optimizer state stays local. A rank whose local gradient isn't finite skips that
+/// step alone (its samples don't count); if an averaged difference isn't finite, every rank returns to w.
+/// Wire:    one all-reduce of the parameters every `period` steps.
+/// State:   4 bytes per element (w).
+/// Traffic: 28 / period bytes per element and step beside the all-reduce.
+/// Paper:   Stich 2019; post-local warm-up: Lin et al. 2020.
+/// Throws:  argument_error if period is 0.
+struct local_sgd {
+  std::size_t period = 8;  ///< Steps between meetings, at least 1.
+  std::size_t warmup = 0;  ///< Steps at the start in which replicas meet every step.
+
+  static constexpr average averages = average::parameters;  ///< Parameters, as differences.
+  static constexpr bool outer_momentum = false;             ///< None: the average is taken as it is.
+
+  /// Whether replicas meet at the end of this step.
+  bool meets(std::size_t step) const {
+    if (period == 0) throw argument_error("heddle::local_sgd: period is 0, allowed is 1 or more");
+    return step < warmup || (step - warmup) % period == period - 1;
+  }
+  /// "local_sgd".
+  std::string name() const { return "local_sgd"; }
+};
+static_assert(mode<local_sgd>);
+
+}  // namespace v0
+}  // namespace heddle

@@ -1,0 +1,48 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/core/error.hpp>
+#include <heddle/core/slice.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <string>
+
+namespace heddle {
+inline namespace v0 {
+
+/// @brief What an update rule is told besides the numbers.
+struct update_context {
+  float lr = 0.0f;           ///< Learning rate of this step and group, above or equal 0.
+  std::size_t step = 0;      ///< Steps taken before, for bias corrections.
+  float decay_scale = 1.0f;  ///< Multiplies the rule's weight decay (0 for tensors that shall not decay).
+};
+
+/// @name Requirements of an update rule, one by one
+/// @{
+/// Has `slots`: floats of state per element, all starting at 0.
+template <class Rule>
+concept has_state_slots = requires {
+  { Rule::slots } -> std::convertible_to<int>;
+};
+/// Has `update(parameter, gradient, state, count, context)`.
+template <class Rule>
+concept has_update = requires(const Rule& r, float* p, const float* g, float* const* state, std::size_t n,
+                              const update_context& x) { r.update(p, g, state, n, x); };
+/// @}
+
+/// @brief An update rule: one pass over parameter, gradient and state of a tensor.
+///
+///     struct signed_descent {
+///       static constexpr int slots = 0;
+///       void update(float* p, const float* g, float* const*, std::size_t n, const hd::update_context& x) const {
+///         for (std::size_t i = 0; i < n; ++i) p[i] -= g[i] > 0 ? x.lr : g[i] < 0 ? -x.lr : 0.0f;
+///       }
+///       std::string name() const { return "signed_descent"; }
+///     };
+template <class Rule>
+concept optimizer = has_state_slots<Rule> && has_update<Rule>;
+
+}  // namespace v0
+}  // namespace heddle

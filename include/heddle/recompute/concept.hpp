@@ -1,0 +1,112 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/recompute/schedule.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace heddle {
+inline namespace v0 {
+namespace recompute {
+
+/// @brief Why a layer's forward is called.
+enum class pass : std::uint8_t {
+  first,     ///< The only one of this training step that may change the layer: statistics, step counters.
+  again,     ///< Recomputation: must give the bits of the first pass and change nothing.
+  inference  ///< No backward will follow; statistics are used, not updated.
+};
+
+/// `plan(costs)` returns a schedule and changes nothing.
+template <class Policy>
+concept has_plan = requires(const Policy& p, std::span<const layer_cost> costs) {
+  { p.plan(costs) } -> std::convertible_to<schedule>;
+};
+
+/// @brief Decides which activations a chain keeps and which it computes again.
+///
+/// One function from the layers' costs to a schedule. It is called again when sizes change, so it must be pure. What it
+/// returns is checked by `simulate` before anything runs. A user's own policy, which recomputes every layer that costs
+/// less than a threshold from its input, and keeps all of the others:
+///
+/// @code{.cpp}
+/// struct cheap_again {
+///   double threshold = 0.1;
+///   heddle::recompute::schedule plan(std::span<const heddle::recompute::layer_cost> costs) const {
+///     using enum heddle::recompute::action;
+///     heddle::recompute::schedule s;
+///     auto cheap = [&](std::size_t i) { return i + 1 < costs.size() && costs[i].forward_time < threshold; };
+///     for (std::size_t i = 0; i < costs.size(); ++i) s.steps.push_back({cheap(i) ? forward_keep_input : forward_keep_all, i});
+///     for (std::size_t i = costs.size(); i-- > 0;) {
+///       if (cheap(i)) s.steps.insert(s.steps.end(), {{forward_keep_all, i}, {drop, i}});  // its saved block comes back
+///       s.steps.push_back({backward, i});
+///     }
+///     return s;
+///   }
+/// };
+/// static_assert(heddle::recompute::policy<cheap_again>);
+/// @endcode
+template <class Policy>
+concept policy = has_plan<Policy> && std::copy_constructible<Policy>;
+
+/// `output_bytes() const` returns a size.
+template <class Layer>
+concept has_output_bytes = requires(const Layer& l) {
+  { l.output_bytes() } -> std::convertible_to<std::size_t>;
+};
+
+/// `saved_bytes() const` returns a size.
+template <class Layer>
+concept has_saved_bytes = requires(const Layer& l) {
+  { l.saved_bytes() } -> std::convertible_to<std::size_t>;
+};
+
+/// `forward(in, out, saved, pass)`.
+template <class Layer>
+concept has_forward =
+    requires(Layer& l, const void* in, void* out, void* saved, pass kind) { l.forward(in, out, saved, kind); };
+
+/// `backward(in, saved, grad_out, grad_in)`.
+template <class Layer>
+concept has_backward = requires(Layer& l, const void* in, const void* saved, const void* grad_out, void* grad_in) {
+  l.backward(in, saved, grad_out, grad_in);
+};
+
+/// @brief What a chain runs: a layer whose output is a function of its input, its parameters and counter-based randomness.
+///
+/// - `forward` writes `output_bytes()` bytes to `out` and, unless `saved` is null, `saved_bytes()` bytes to `saved`.
+/// - `backward` gets the same input and saved block (null when `saved_bytes()` is 0) and the gradient of the output. It
+///   accumulates or writes parameter gradients as the layer likes: it is called once per training step. Unless `grad_in`
+///   is null it writes the gradient of the input there.
+/// - All blocks are aligned to 64 bytes, but those that the caller brings. None overlap.
+/// - Recomputation runs `forward` again with `pass::again`; whatever must happen once per step (running statistics, the
+///   step of a dropout's random numbers) happens under `pass::first`.
+/// - Optional: `name()`, for messages; `forward_time()` and `backward_time()`, for policies.
+///
+/// @code{.cpp}
+/// struct relu {   // saves nothing: its input says it all
+///   std::size_t n;
+///   std::size_t output_bytes() const { return n * sizeof(float); }
+///   std::size_t saved_bytes() const { return 0; }
+///   void forward(const void* in, void* out, void*, heddle::recompute::pass) {
+///     auto x = static_cast<const float*>(in);
+///     for (std::size_t i = 0; i < n; ++i) static_cast<float*>(out)[i] = x[i] > 0 ? x[i] : 0;
+///   }
+///   void backward(const void* in, const void*, const void* grad_out, void* grad_in) {
+///     auto x = static_cast<const float*>(in), g = static_cast<const float*>(grad_out);
+///     for (std::size_t i = 0; grad_in && i < n; ++i) static_cast<float*>(grad_in)[i] = x[i] > 0 ? g[i] : 0;
+///   }
+/// };
+/// static_assert(heddle::recompute::chainable<relu>);
+/// @endcode
+template <class Layer>
+concept chainable = has_output_bytes<Layer> && has_saved_bytes<Layer> && has_forward<Layer> && has_backward<Layer>;
+
+static_assert(policy<schedule>);
+
+}  // namespace recompute
+}  // namespace v0
+}  // namespace heddle

@@ -1,0 +1,3 @@
+#pragma once
+#include <heddle/core/up.hpp>
+#include <vector>
