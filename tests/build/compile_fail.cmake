@@ -15,7 +15,8 @@ if(count EQUAL 0)
 endif()
 
 set(compile "${CXX}" -std=c++20 -Wall -Wextra -fno-diagnostics-show-caret -I "${INCLUDE}" -S -o /dev/null)
-execute_process(COMMAND ${compile} -Werror "${CASE}" RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
+execute_process(COMMAND ${compile} -Werror "${CASE}" RESULT_VARIABLE status OUTPUT_VARIABLE output
+                ERROR_VARIABLE output)
 if(NOT status EQUAL 0)
   message(FATAL_ERROR "${CASE} must compile when FAIL is not defined:\n${output}")
 endif()

@@ -62,11 +62,12 @@ elseif(KIND STREQUAL "find_package")
   foreach(component IN ITEMS cuda nccl mpi quantum)
     execute_process(COMMAND ${find} -B ${component} -DHEDDLE_ASK_FOR=${component} WORKING_DIRECTORY "${work}"
                     RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
+    string(REGEX REPLACE "[ \n]+" " " output "${output}") # CMake wraps lines
     if(status EQUAL 0)
       must("${CMAKE_COMMAND}" --build ${component})
       must_run("${work}/${component}/consumer")
       message("  with component ${component}")
-    elseif(output MATCHES "(heddle: component ${component} (needs|does not exist)[^\n]*)")
+    elseif(output MATCHES "(component ${component} (needs|does not exist)[^.]*)")
       message("  refused: ${CMAKE_MATCH_1}")
     else()
       message(FATAL_ERROR "find_package(heddle COMPONENTS ${component}) says\n${output}")

@@ -65,7 +65,7 @@ using short_x8 = short __attribute__((vector_size(16)));
 using short_x16 = short __attribute__((vector_size(32)));
 using int_x16 = int __attribute__((vector_size(64)));
 using word_x16 = std::uint32_t __attribute__((vector_size(64)));
-inline constexpr short all_lanes_x16 = -1;
+inline constexpr unsigned short all_x16 = 0xffff;
 /// @endcond
 
 /// The best loops this processor can run; a load and a mask, so that each bulk call can ask.
@@ -103,7 +103,7 @@ HEDDLE_DETAIL_AVX512 inline bool narrow_avx512(const float* from, float16* to, s
   for (; i + 16 <= n; i += 16) {
     float_x16 x;
     std::memcpy(&x, from + i, sizeof x);
-    const short_x16 y = __builtin_ia32_vcvtps2ph512_mask(x * scale, 0, short_x16{}, all_lanes_x16);
+    const short_x16 y = __builtin_ia32_vcvtps2ph512_mask(x * scale, 0, short_x16{}, all_x16);
     std::memcpy(static_cast<void*>(to + i), &y, sizeof y);
     bad |= (y & exponent) == exponent;
   }
@@ -132,7 +132,7 @@ HEDDLE_DETAIL_AVX512 inline void widen_avx512(const float16* from, float* to, st
   for (; i + 16 <= n; i += 16) {
     short_x16 x;
     std::memcpy(&x, from + i, sizeof x);
-    float_x16 y = __builtin_ia32_vcvtph2ps512_mask(x, float_x16{}, all_lanes_x16, 4);  // 4: mode register
+    float_x16 y = __builtin_ia32_vcvtph2ps512_mask(x, float_x16{}, static_cast<short>(-1), 4);
     if (Scaled) y = y * scale;
     std::memcpy(to + i, &y, sizeof y);
   }
@@ -164,6 +164,34 @@ HEDDLE_DETAIL_AVX2 inline bool narrow_avx2(const float* __restrict from, bfloat1
   return bad || tail;
 }
 
+HEDDLE_DETAIL_AVX512 inline bool narrow_avx512(const float* from, bfloat16* to, std::size_t n, float scale) noexcept {
+  word_x16 infinite{}, magnitude{}, one{}, half{}, bad{};
+  infinite += 0x7f800000u;
+  magnitude += 0x7fffffffu;
+  one += 1u;
+  half += 0x7fffu;
+  std::size_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    float_x16 y;
+    std::memcpy(&y, from + i, sizeof y);
+    y = y * scale;
+    word_x16 x;
+    std::memcpy(&x, &y, sizeof x);
+    const word_x16 rounded = x + (half + ((x >> 16) & one));
+    // a NaN would round to infinity or across the sign: set its quiet bit instead
+    const word_x16 nan = (word_x16)((x & magnitude) > infinite);
+    const word_x16 z = (rounded & ~nan) | ((x | 0x400000u) & nan);
+    bad |= (word_x16)((z & infinite) == infinite);
+    const short_x16 out = __builtin_ia32_pmovdw512_mask((int_x16)(z >> 16), short_x16{}, all_x16);
+    std::memcpy(static_cast<void*>(to + i), &out, sizeof out);
+  }
+  std::uint64_t word[8], any = 0;
+  std::memcpy(word, &bad, sizeof word);
+  for (std::uint64_t w : word) any |= w;
+  const bool tail = narrow_portable(from + i, to + i, n - i, scale);
+  return any != 0 || tail;
+}
+
 template <bool Scaled>
 HEDDLE_DETAIL_AVX2 inline void widen_avx2(const bfloat16* __restrict from, float* __restrict to, std::size_t n,
                                           float scale) noexcept {
@@ -187,7 +215,8 @@ inline bool narrow(const float* from, float16* to, std::size_t n, float scale, i
 }
 /// float to bfloat16 by the given loops; true when any result is infinite or NaN.
 inline bool narrow(const float* from, bfloat16* to, std::size_t n, float scale, isa which) noexcept {
-  if (which != isa::portable) return narrow_avx2(from, to, n, scale);
+  if (which == isa::avx512) return narrow_avx512(from, to, n, scale);
+  if (which == isa::avx2) return narrow_avx2(from, to, n, scale);
   return narrow_portable(from, to, n, scale);
 }
 /// float16 to float by the given loops.

@@ -1,0 +1,85 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/comm/concept.hpp>
+
+#include <atomic>
+#include <memory>
+#include <utility>
+
+namespace heddle {
+inline namespace v0 {
+
+/// @brief What a rank has sent, as counted by `counting`.
+struct traffic {
+  std::uint64_t bytes = 0;          ///< Payload bytes sent, headers not included, control messages not included.
+  std::uint64_t messages = 0;       ///< Messages that carried them.
+  std::uint64_t control_bytes = 0;  ///< Bytes of control messages and barriers (agreement on samples, sizes, flags).
+};
+
+/// @brief Counts what a rank sends; duplicates count into the same figures.
+///
+/// The native all-reduce of threads is counted as what a rank reads of others and stores to others: 2 n (P - 1) / P.
+/// @tparam Comm The communicator underneath, held by value.
+template <class Comm>
+class counting {
+  static_assert(communicator<Comm>, "heddle::counting: needs a communicator; see docs/comm.md");
+
+ public:
+  /// Wraps a communicator.
+  explicit counting(Comm inner) : inner_(std::move(inner)), counters_(std::make_shared<counters>()) {}
+
+  /// This rank.
+  int rank() const { return inner_.rank(); }
+  /// Number of ranks.
+  int size() const { return inner_.size(); }
+  /// Number of the next call.
+  std::uint16_t next_sequence() { return inner_.next_sequence(); }
+  /// A duplicate that counts into the same figures.
+  counting duplicate() { return {inner_.duplicate(), counters_}; }
+  /// Forwards.
+  void fail(const std::string& text) { inner_.fail(text); }
+  /// The communicator underneath.
+  Comm& inner() noexcept { return inner_; }
+
+  /// What this rank has sent so far.
+  traffic sent() const noexcept { return {counters_->bytes, counters_->messages, counters_->control}; }
+
+  /// Forwards and counts.
+  template <class Apply>
+  void exchange(header h, std::span<const outgoing> out, std::span<const incoming> in, Apply&& apply) {
+    inner_.exchange(h, out, in, std::forward<Apply>(apply));
+    std::uint64_t n = 0;
+    for (const outgoing& m : out) n += m.bytes;
+    if (h.kind == operation_kind::control || h.kind == operation_kind::barrier) {
+      counters_->control += n;
+    } else {
+      counters_->bytes += n;
+      counters_->messages += out.size();
+    }
+  }
+
+  /// Forwards and counts.
+  bool native_all_reduce(header h, const void* in, void* out, std::size_t count, const leaf& l)
+    requires has_native_all_reduce<Comm>
+  {
+    const bool r = inner_.native_all_reduce(h, in, out, count, l);
+    const auto p = static_cast<std::uint64_t>(size());
+    counters_->bytes += 2 * (count * l.bytes) / p * (p - 1);
+    counters_->messages += p > 1;
+    return r;
+  }
+
+ private:
+  struct counters {
+    std::atomic<std::uint64_t> bytes{0}, messages{0}, control{0};
+  };
+  counting(Comm inner, std::shared_ptr<counters> c) : inner_(std::move(inner)), counters_(std::move(c)) {}
+
+  Comm inner_;
+  std::shared_ptr<counters> counters_;
+};
+
+}  // namespace v0
+}  // namespace heddle

@@ -1,0 +1,512 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/optim/sgd.hpp>
+#include <heddle/trainer/detail/averager.hpp>
+#include <heddle/trainer/detail/checkpoint.hpp>
+
+#include <exception>
+#include <memory>
+
+namespace heddle {
+inline namespace v0 {
+
+/// @brief What a rank says before a backward pass.
+struct begin_options {
+  double samples = 1.0;  ///< Weight of this rank's gradient, usually the size of its batch; 0 or above.
+};
+
+/// @brief Factors for the tensors of one group.
+struct group_options {
+  float lr_scale = 1.0f;     ///< Multiplies the learning rate.
+  float decay_scale = 1.0f;  ///< Multiplies the weight decay; 0 for biases and norms.
+};
+
+/// @brief What an update needs.
+struct step_options {
+  float lr = 0.0f;  ///< Learning rate, the same on all ranks.
+};
+
+/// @brief What a step did.
+struct step_result {
+  bool skipped = false;  ///< A gradient wasn't finite, or nobody had samples: no state has moved.
+  bool met = false;      ///< Replicas met in this step.
+};
+
+/// @brief What a data_parallel has done so far, on this rank.
+struct report {
+  std::uint64_t steps = 0;          ///< Steps taken.
+  std::uint64_t skipped = 0;        ///< Steps skipped.
+  std::uint64_t meetings = 0;       ///< Exchanges that counted.
+  std::uint64_t bytes_sent = 0;     ///< Payload bytes this rank sent.
+  std::uint64_t control_bytes = 0;  ///< Bytes it sent to agree on samples, sizes and flags.
+  std::uint64_t messages = 0;       ///< Messages that carried the payload.
+  std::uint64_t elements_sent = 0;  ///< Elements that went into the exchange after compression.
+  std::uint64_t state_bytes = 0;    ///< Bytes held: optimizer, compressor and mode state.
+  double comm_seconds = 0.0;        ///< Time in exchanges, waiting for peers included.
+  double exposed_seconds = 0.0;     ///< Part of it that step() waited for.
+  std::string executor;             ///< What moved the bytes: "schedule: ring", "native".
+
+  /// Fraction of the communication time that was hidden behind the caller's own work.
+  double hidden() const noexcept { return comm_seconds > 0.0 ? 1.0 - exposed_seconds / comm_seconds : 0.0; }
+};
+
+/// @brief What to do in step() with tensors that were never ready.
+enum class unused {
+  error,         ///< Throw, naming them.
+  treat_as_zero  ///< Their gradient is zero.
+};
+
+/// @brief Trains replicas of a model on the ranks of a communicator, by a strategy.
+///
+/// The caller owns parameters and gradients; this object owns optimizer, compressor and mode state and a duplicate of
+/// the communicator with a thread to serve it. All ranks construct it, step and destroy it together. The constructor
+/// copies rank 0's parameters to every rank.
+///
+///     hd::data_parallel dp{plan, comm, model.tensors(), hd::adamw{}};
+///     for (...) {
+///       model.backward(batch, [&](std::size_t i) { dp.ready(i); });   // the exchange overlaps with backward
+///       dp.step({.lr = 0.1f});
+///     }
+///     dp.join();                                                      // others may have more batches
+///
+/// Sync:   ready() only enqueues; step(), synchronize(), join(), save() and load() block until their part is done.
+/// Throws: argument_error on wrong use, with no state changed; comm_error when a peer fails or does something else.
+/// @tparam Strategy A heddle::strategy. @tparam Comm A communicator. @tparam Optimizer An update rule.
+template <class Strategy, class Comm, class Optimizer>
+class data_parallel {
+  using averager = detail::averager<Strategy, Comm>;
+  using mode_type = std::remove_cvref_t<decltype(Strategy::mode)>;
+  static_assert(communicator<Comm>, "heddle::data_parallel: the second argument must be a communicator; see docs/comm.md");
+  static_assert(optimizer<Optimizer>, "heddle::data_parallel: the fourth argument must be an update rule with slots and update(); see docs/optim.md");
+  static constexpr bool averages_gradients = mode_type::averages == average::gradients;
+  static constexpr bool moves_momentum = averages_gradients && detail::owns_momentum<typename averager::compressor_type>;
+  static_assert(!moves_momentum || std::is_same_v<Optimizer, sgd>,
+                "heddle::data_parallel: this compressor corrects momentum, so the optimizer must be sgd; see docs/compress.md");
+
+ public:
+  /// @param plan The strategy. @param comm Communicator of all replicas; must outlive the constructor only.
+  /// @param tensors The model's tensors, the same names and sizes in the same order on all ranks. @param rule Update rule.
+  /// @param missing What step() does with tensors that were not ready.
+  /// Throws: argument_error for a null pointer with a count, a type other than f32 or a repeated name; comm_error if
+  /// ranks bring different tensors.
+  data_parallel(const Strategy& plan, Comm& comm, std::span<const tensor> tensors, Optimizer rule,
+                unused missing = unused::error)
+      : plan_(plan),
+        tensors_(checked(tensors)),
+        rule_(rule),
+        missing_(missing),
+        groups_(tensors_.size()),
+        decay_scales_(tensors_.size(), 1.0f),
+        state_(plan.memory, elements() * slots),
+        agreed_(plan.memory, averages_gradients ? 0 : elements()),
+        average_(std::make_unique<averager>(plan_, comm, tensors_)),
+        unwinding_(std::uncaught_exceptions()) {
+    std::fill(state_.begin(), state_.end(), 0.0f);
+    std::size_t at = 0;
+    for (const tensor& t : tensors_) {
+      offsets_.push_back(at);
+      at += t.count;
+      parameters_.push_back(static_cast<float*>(t.parameter));
+    }
+    const std::uint64_t mine = fingerprint();
+    const auto all = detail::tell_all(average_->comm(), mine);
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      if (all[r] != mine) {
+        throw comm_error("data_parallel", comm.rank(), static_cast<int>(r), "the two ranks bring tensors of different names, sizes or types");
+      }
+    }
+    for (const tensor& t : tensors_) broadcast(average_->comm(), std::span<float>(static_cast<float*>(t.parameter), t.count));
+    remember();
+  }
+
+  data_parallel(const data_parallel&) = delete;
+  data_parallel& operator=(const data_parallel&) = delete;
+
+  /// If an exception is on its way, tells the peers, so that none of them waits.
+  ~data_parallel() {
+    if (std::uncaught_exceptions() > unwinding_) average_->comm().fail("rank " + std::to_string(average_->comm().rank()) + " left its training loop by an exception");
+  }
+
+  /// Parameters to read in forward and backward, one pointer per tensor.
+  std::span<float* const> parameters() const noexcept { return parameters_; }
+
+  /// @brief Sets learning rate and decay factors of tensors by their group; groups beyond the list keep factor 1.
+  void groups(std::span<const group_options> options) {
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      groups_[i] = tensors_[i].group < options.size() ? options[tensors_[i].group] : group_options{};
+      decay_scales_[i] = groups_[i].decay_scale;
+    }
+  }
+
+  /// @brief Opens a step; optional, the first ready() opens one with weight 1.
+  /// Throws: argument_error for a negative weight, or if a step is open.
+  void begin(const begin_options& o = {}) {
+    if (!(o.samples >= 0.0)) throw argument_error("heddle::data_parallel::begin: samples is " + std::to_string(o.samples) + ", allowed is 0 or more");
+    if (open_) throw argument_error("heddle::data_parallel::begin: a step is open already");
+    open_ = true;
+    samples_ = o.samples;
+    ready_.assign(tensors_.size(), 0);
+    if constexpr (averages_gradients) announce(o.samples, false);
+  }
+
+  /// @brief Gradient i is final: it may travel. Only enqueues.
+  /// Throws: argument_error if there is no tensor i, or it was ready before in this step.
+  void ready(std::size_t i) {
+    if (i >= tensors_.size()) throw argument_error("heddle::data_parallel::ready: tensor " + std::to_string(i) + " of " + std::to_string(tensors_.size()));
+    if (!open_) begin();
+    if (ready_[i]) throw argument_error("heddle::data_parallel::ready: tensor \"" + tensors_[i].name + "\" was ready before in this step");
+    ready_[i] = 1;
+    if constexpr (averages_gradients) average_->ready(i);
+  }
+
+  /// @brief Waits for the exchange and updates the parameters.
+  /// Throws: argument_error naming a tensor that was never ready (with unused::error); comm_error.
+  step_result step(const step_options& o) {
+    if (!open_) begin();
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      if (ready_[i]) continue;
+      if (missing_ == unused::error) {
+        throw argument_error("heddle::data_parallel::step: tensor \"" + tensors_[i].name + "\" was never ready in this step; allowed with unused::treat_as_zero");
+      }
+      std::fill_n(static_cast<float*>(tensors_[i].gradient), tensors_[i].count, 0.0f);
+      ready(i);
+    }
+    open_ = false;
+    if constexpr (averages_gradients) {
+      average_->wait();
+      if (average_->any_joined()) detail::tell_all(average_->comm(), detail::announcement{.lr = o.lr});
+      return update_all(o.lr);
+    } else {
+      return local_step(o.lr);
+    }
+  }
+
+  /// @brief Lets replicas meet now, if the mode lets them drift; nothing else. Collective.
+  void synchronize() {
+    if constexpr (!averages_gradients) meet(false);
+  }
+
+  /// @brief Says that this rank has no more batches and answers the others until nobody has. Collective; call it once
+  /// at the end of an epoch on every rank. Afterwards all replicas are equal, and training may go on.
+  void join() {
+    if (open_) throw argument_error("heddle::data_parallel::join: a step is open; call step() first");
+    if constexpr (averages_gradients) {
+      for (;;) {
+        announce(0.0, true);
+        average_->wait();
+        if (average_->all_joined()) break;
+        for (std::size_t i = 0; i < tensors_.size(); ++i) average_->ready(i);
+        average_->wait();
+        const auto told = detail::tell_all(average_->comm(), detail::announcement{.joined = 1});
+        float lr = 0.0f;
+        for (const auto& t : told) {
+          if (!t.joined) lr = t.lr;
+        }
+        update_all(lr);
+      }
+      average_->settle(false);
+    } else {
+      while (!meet(true)) {
+      }
+    }
+  }
+
+  /// What this rank has done.
+  heddle::report report() const {
+    heddle::report r = done_;
+    const traffic t = average_->comm().sent();
+    r.steps = steps_;
+    r.bytes_sent = t.bytes;
+    r.control_bytes = t.control_bytes;
+    r.messages = t.messages;
+    r.elements_sent = average_->elements_sent();
+    r.state_bytes = state_.bytes() + agreed_.bytes() + average_->state_bytes();
+    r.comm_seconds = average_->busy_seconds();
+    r.exposed_seconds = average_->exposed_seconds();
+    using topology_type = typename averager::topology_type;
+    if constexpr (std::is_same_v<topology_type, native>) r.executor = "native";
+    else if constexpr (has_name<topology_type>) r.executor = "schedule: " + plan_.topology.name();
+    else r.executor = "schedule";
+    return r;
+  }
+
+  /// @brief Writes parameters and all state to a directory, which is made if it isn't there. Collective.
+  ///
+  /// Each rank writes one file, then rank 0 replaces the manifest: a crash at any time leaves the older checkpoint.
+  /// Throws: file_error on every rank if any rank can't write.
+  void save(const std::string& directory) {
+    const int rank = average_->comm().rank();
+    detail::checkpoint files(directory);
+    std::string failure;
+    try {
+      archive_writer out;
+      out.put(static_cast<std::uint64_t>(steps_));
+      out.put(static_cast<std::uint64_t>(drift_steps_));
+      out.put(drift_samples_);
+      out.put(done_.skipped);
+      out.put(done_.meetings);
+      out.put(static_cast<std::uint64_t>(tensors_.size()));
+      for (std::size_t i = 0; i < tensors_.size(); ++i) {
+        out.put(tensors_[i].name);
+        each_state(i, [&](const float* p, bool) { out.put(p, tensors_[i].count); });
+      }
+      files.write_rank(steps_, rank, out);
+    } catch (const file_error& e) {
+      failure = e.what();
+    }
+    agree(failure, "save");
+    if (rank == 0) {
+      try {
+        files.publish(steps_, average_->comm().size());
+      } catch (const file_error& e) {
+        failure = e.what();
+      }
+    }
+    agree(failure, "save");
+    files.forget(steps_);
+  }
+
+  /// @brief Restores what save() wrote. Collective; also on another number of ranks.
+  ///
+  /// On as many ranks as saved it continues bit for bit. On another number, rank r takes parameters and optimizer state
+  /// of old rank r modulo their number, and what compressors hold is divided evenly, so that its sum is conserved.
+  /// Throws: file_error on every rank if any file is missing, damaged or of another model; nothing has changed then.
+  void load(const std::string& directory) {
+    auto& comm = average_->comm();
+    const detail::checkpoint files(directory);
+    std::string failure;
+    std::vector<loaded> old;
+    try {
+      const auto [step, ranks] = files.published();
+      const bool same = ranks == comm.size();
+      for (int r = 0; r < ranks; ++r) {
+        const bool needed = same ? r == comm.rank() : r == comm.rank() % ranks || averager::slots > 0;
+        if (needed) old.push_back(read(files.rank_path(step, r), r == comm.rank() % ranks));
+      }
+      if (!same) share_out(old, ranks, comm.size());
+    } catch (const file_error& e) {
+      failure = e.what();
+    }
+    agree(failure, "load");
+    const loaded& mine = *std::find_if(old.begin(), old.end(), [](const loaded& l) { return l.own; });
+    steps_ = mine.steps;
+    drift_steps_ = mine.drift_steps;
+    drift_samples_ = mine.drift_samples;
+    done_.skipped = mine.skipped;
+    done_.meetings = mine.meetings;
+    const float* from = mine.values.data();
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      each_state(i, [&](float* p, bool) {
+        std::copy_n(from, tensors_[i].count, p);
+        from += tensors_[i].count;
+      });
+    }
+  }
+
+ private:
+  static constexpr std::size_t slots = moves_momentum ? 0 : static_cast<std::size_t>(Optimizer::slots);
+
+  struct loaded {
+    bool own = false;
+    std::uint64_t steps = 0, drift_steps = 0, skipped = 0, meetings = 0;
+    double drift_samples = 0.0;
+    std::vector<float> values;  // in the order of each_state, tensor after tensor
+  };
+
+  static std::vector<tensor> checked(std::span<const tensor> tensors) {
+    std::vector<std::string> names;
+    for (const tensor& t : tensors) {
+      if (t.count && (!t.parameter || !t.gradient)) throw argument_error("heddle::data_parallel: tensor \"" + t.name + "\" has count " + std::to_string(t.count) + " and a null pointer");
+      if (t.type != dtype::f32) throw argument_error("heddle::data_parallel: tensor \"" + t.name + "\" is " + name_of(t.type) + ", allowed is f32");
+      names.push_back(t.name);
+    }
+    std::sort(names.begin(), names.end());
+    const auto twice = std::adjacent_find(names.begin(), names.end());
+    if (twice != names.end()) throw argument_error("heddle::data_parallel: two tensors are named \"" + *twice + "\"");
+    return {tensors.begin(), tensors.end()};
+  }
+
+  std::size_t elements() const {
+    std::size_t n = 0;
+    for (const tensor& t : tensors_) n += t.count;
+    return n;
+  }
+
+  std::uint64_t fingerprint() const {
+    std::uint64_t h = detail::fnv1a(nullptr, 0);
+    for (const tensor& t : tensors_) {
+      h = detail::fnv1a(reinterpret_cast<const std::byte*>(t.name.data()), t.name.size(), h);
+      const std::uint64_t n[2] = {t.count, static_cast<std::uint64_t>(t.type)};
+      h = detail::fnv1a(reinterpret_cast<const std::byte*>(n), sizeof n, h);
+    }
+    return h;
+  }
+
+  // Every float that a checkpoint holds of tensor i: f(pointer, whether it is held back by a compressor).
+  template <class Function>
+  void each_state(std::size_t i, Function&& f) {
+    f(static_cast<float*>(tensors_[i].parameter), false);
+    for (std::size_t k = 0; k < slots; ++k) f(rule_state(i, k), false);
+    if constexpr (!averages_gradients) f(agreed_.data() + offsets_[i], false);
+    for (int k = 0; k < averager::slots; ++k) f(average_->state(i, k), true);
+  }
+
+  float* rule_state(std::size_t i, std::size_t slot) noexcept { return state_.data() + slot * (state_.size() / (slots ? slots : 1)) + offsets_[i]; }
+
+  void announce(double samples, bool joined) {
+    encode_context x{.step = steps_, .ranks = average_->comm().size()};
+    if constexpr (moves_momentum) {
+      x.momentum = rule_.momentum;
+      x.nesterov = rule_.nesterov;
+      x.weight_decay = rule_.weight_decay;
+    }
+    average_->begin({.step = sequence_++, .samples = samples, .joined = joined}, x, decay_scales_);
+  }
+
+  void apply_rule(float lr) {
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      float* state[slots ? slots : 1] = {};
+      for (std::size_t k = 0; k < slots; ++k) state[k] = rule_state(i, k);
+      const update_context x{lr * groups_[i].lr_scale, steps_, groups_[i].decay_scale};
+      const float* const g = static_cast<const float*>(tensors_[i].gradient);
+      if constexpr (moves_momentum) sgd{}.update(parameters_[i], g, state, tensors_[i].count, x);
+      else rule_.update(parameters_[i], g, state, tensors_[i].count, x);
+    }
+  }
+
+  step_result update_all(float lr) {
+    const bool take = average_->counts();
+    average_->settle(take);
+    if (!take) {
+      ++done_.skipped;
+      return {true, false};
+    }
+    apply_rule(lr);
+    ++steps_;
+    ++done_.meetings;
+    return {false, true};
+  }
+
+  step_result local_step(float lr) {
+    bool finite = true;
+    for (const tensor& t : tensors_) finite &= detail::all_finite(static_cast<const float*>(t.gradient), t.count);
+    const bool meeting = plan_.mode.meets(drift_steps_ + drift_base());
+    if (finite) {
+      apply_rule(lr);
+      drift_samples_ += samples_;
+    } else {
+      ++done_.skipped;
+    }
+    ++steps_;
+    ++drift_steps_;
+    if (meeting) meet(false);
+    return {!finite, meeting};
+  }
+
+  // Steps before the current period, so that the mode sees the same number on every rank that meets.
+  std::size_t drift_base() const noexcept { return steps_ - drift_steps_; }
+
+  // Averages the differences from what was agreed last. Returns whether every rank has joined.
+  bool meet(bool joined) {
+    announce(drift_samples_, joined);
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      const float *const old = agreed_.data() + offsets_[i], *const p = parameters_[i];
+      float* const d = static_cast<float*>(tensors_[i].gradient);
+      for (std::size_t k = 0; k < tensors_[i].count; ++k) d[k] = old[k] - p[k];
+      average_->ready(i);
+    }
+    average_->wait();
+    const bool everybody = average_->all_joined();
+    const bool take = average_->counts();
+    average_->settle(take);
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      float *const old = agreed_.data() + offsets_[i], *const p = parameters_[i];
+      const float* const d = static_cast<const float*>(tensors_[i].gradient);
+      for (std::size_t k = 0; k < tensors_[i].count; ++k) p[k] = old[k] = take ? old[k] - d[k] : old[k];
+    }
+    take ? ++done_.meetings : ++done_.skipped;
+    drift_samples_ = 0.0;
+    drift_steps_ = 0;
+    return everybody;
+  }
+
+  void remember() {
+    if constexpr (!averages_gradients) {
+      for (std::size_t i = 0; i < tensors_.size(); ++i) std::copy_n(parameters_[i], tensors_[i].count, agreed_.data() + offsets_[i]);
+    }
+  }
+
+  // One rank's failure is everybody's, and nobody waits for it.
+  void agree(const std::string& failure, const char* what) {
+    const auto failed = detail::tell_all(average_->comm(), static_cast<std::uint32_t>(!failure.empty()));
+    if (!failure.empty()) throw file_error(failure);
+    for (std::size_t r = 0; r < failed.size(); ++r) {
+      if (failed[r]) throw file_error(std::string("heddle::data_parallel::") + what + ": rank " + std::to_string(r) + " failed; nothing has changed here");
+    }
+  }
+
+  loaded read(const std::string& path, bool own) {
+    archive_reader in(path);
+    loaded l;
+    l.own = own;
+    l.steps = in.get<std::uint64_t>();
+    l.drift_steps = in.get<std::uint64_t>();
+    l.drift_samples = in.get<double>();
+    l.skipped = in.get<std::uint64_t>();
+    l.meetings = in.get<std::uint64_t>();
+    if (const auto n = in.get<std::uint64_t>(); n != tensors_.size()) in.refuse("it holds " + std::to_string(n) + " tensors, this model has " + std::to_string(tensors_.size()));
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      if (const std::string name = in.get_string(); name != tensors_[i].name) in.refuse("tensor " + std::to_string(i) + " is \"" + name + "\", this model's is \"" + tensors_[i].name + "\"");
+      each_state(i, [&](float*, bool) {
+        const std::size_t at = l.values.size();
+        l.values.resize(at + tensors_[i].count);
+        in.get(l.values.data() + at, tensors_[i].count);
+      });
+    }
+    return l;
+  }
+
+  // Another number of ranks: what compressors held is summed and divided evenly, so that the sum over ranks is kept.
+  void share_out(std::vector<loaded>& old, int before, int now) {
+    if (averager::slots == 0) return;
+    (void)before;
+    auto mine = std::find_if(old.begin(), old.end(), [](const loaded& l) { return l.own; });
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      each_state(i, [&](float*, bool held) {
+        for (std::size_t k = at; held && k < at + tensors_[i].count; ++k) {
+          double sum = 0.0;
+          for (const loaded& l : old) sum += l.values[k];
+          mine->values[k] = static_cast<float>(sum / now);
+        }
+        at += tensors_[i].count;
+      });
+    }
+  }
+
+  Strategy plan_;
+  std::vector<tensor> tensors_;
+  Optimizer rule_;
+  unused missing_;
+  std::vector<group_options> groups_;
+  std::vector<float> decay_scales_;
+  std::vector<std::size_t> offsets_;
+  std::vector<float*> parameters_;
+  buffer<float, typename averager::memory_type> state_;   // the rule's slots, one after the other
+  buffer<float, typename averager::memory_type> agreed_;  // parameters at the last meeting
+  std::unique_ptr<averager> average_;
+  int unwinding_;
+  bool open_ = false;
+  double samples_ = 1.0;
+  std::vector<unsigned char> ready_;
+  std::size_t steps_ = 0;        // steps taken
+  std::uint64_t sequence_ = 0;   // exchanges opened
+  std::size_t drift_steps_ = 0;  // steps since the last meeting
+  double drift_samples_ = 0.0;   // samples since then
+  heddle::report done_;
+};
+
+}  // namespace v0
+}  // namespace heddle

@@ -1,0 +1,352 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/collective/gather.hpp>
+#include <heddle/comm/counting.hpp>
+#include <heddle/memory/buffer.hpp>
+#include <heddle/trainer/detail/worker.hpp>
+#include <heddle/trainer/strategy.hpp>
+#include <heddle/trainer/tensor.hpp>
+
+#include <bit>
+#include <memory>
+#include <optional>
+
+namespace heddle {
+inline namespace v0 {
+namespace detail {
+
+// What each rank tells the others when an exchange opens.
+struct announcement {
+  std::uint64_t step = 0;     // must be the same on all ranks
+  double samples = 0.0;       // weight of this rank's contribution
+  std::uint32_t joined = 0;   // has no more batches
+  float lr = 0.0f;            // for those who have joined
+};
+
+// All ranks' values of a small record, in rank order.
+template <class Record, class Comm>
+std::vector<Record> tell_all(Comm& comm, const Record& mine) {
+  static_assert(std::is_trivially_copyable_v<Record>);
+  std::vector<Record> all(static_cast<std::size_t>(comm.size()));
+  all[static_cast<std::size_t>(comm.rank())] = mine;
+  const header h{operation_kind::control, dtype::other, 0, 0, comm.next_sequence(), 1, sizeof(Record)};
+  const std::vector<std::size_t> counts(all.size(), 1);
+  const std::vector<interval> blocks = consecutive(counts);
+  const schedule s = direct{}.all_gather(comm.rank(), comm.size(), blocks);
+  executor{}.run(comm, s, 0, s.rounds(), h, reinterpret_cast<std::byte*>(all.data()), sizeof(Record), nullptr);
+  return all;
+}
+
+inline bool all_finite(const float* p, std::size_t n) noexcept {
+  std::uint32_t bad = 0;
+  for (std::size_t i = 0; i < n; ++i) bad |= (std::bit_cast<std::uint32_t>(p[i]) & 0x7f800000u) == 0x7f800000u;
+  return bad == 0;
+}
+
+// Averages the vectors in the tensors' gradient memory over all ranks, bucket by bucket, on a thread of its own. The
+// result is in the same memory: the weighted mean, or for packets the sum of what was sent. State of a packet
+// compressor moves only in settle(), after every rank knows whether the step counts.
+template <class Strategy, class Comm>
+class averager {
+ public:
+  using compressor_type = last_part<decltype(Strategy::compressor)>;
+  using topology_type = std::remove_cvref_t<decltype(Strategy::topology)>;
+  using memory_type = std::remove_cvref_t<decltype(Strategy::memory)>;
+  static constexpr bool packets = packet_compressor<compressor_type>;
+  using wire = typename std::conditional_t<packets, none, compressor_type>::wire;
+  static constexpr int slots = [] {
+    if constexpr (packets) return compressor_type::slots;
+    else return 0;
+  }();
+
+  averager(const Strategy& plan, Comm& comm, const std::vector<tensor>& tensors)
+      : plan_(plan),
+        comm_(comm.duplicate()),
+        tensors_(tensors),
+        state_(plan.memory, fill_offsets() * slots),
+        work_(job_runner{this}, comm.size() > 1) {
+    if (slots) std::fill(state_.begin(), state_.end(), 0.0f);
+    std::vector<std::size_t> bytes;
+    for (const tensor& t : tensors_) bytes.push_back(t.count * sizeof(float));
+    for (const bucket b : plan_.buckets.plan(bytes)) buckets_.emplace_back(b);
+    factors_.assign(tensors_.size(), 1.0f);
+    ready_.assign(tensors_.size(), 0);
+  }
+
+  counting<Comm>& comm() noexcept { return comm_; }
+  const std::vector<announcement>& announced() const noexcept { return announced_; }
+  bool all_joined() const noexcept { return all_joined_; }
+  bool any_joined() const noexcept { return any_joined_; }
+  bool opened() const noexcept { return opened_; }
+  float* state(std::size_t tensor, int slot) noexcept {
+    return state_.data() + static_cast<std::size_t>(slot) * total_ + offsets_[tensor];
+  }
+  std::size_t state_bytes() const noexcept { return state_.bytes(); }
+  std::uint64_t elements_sent() const noexcept { return elements_sent_; }
+  double busy_seconds() const { return work_.busy_seconds(); }
+  double exposed_seconds() const { return work_.exposed_seconds(); }
+
+  // Begins an exchange: what this rank announces and what transforms and compressors are told, tensor by tensor.
+  void begin(const announcement& mine, const encode_context& context, std::span<const float> decay_scales) {
+    announcement_ = mine;
+    context_ = context;
+    decay_scales_.assign(decay_scales.begin(), decay_scales.end());
+    std::fill(ready_.begin(), ready_.end(), static_cast<unsigned char>(0));
+    for (one& b : buckets_) b.missing = b.range.last - b.range.first;
+    next_ = 0;
+    opened_ = true;
+    work_.push(0);
+  }
+
+  bool is_ready(std::size_t i) const noexcept { return ready_[i]; }
+
+  // Tensor i is final. Buckets leave in registered order, whichever is complete first.
+  void ready(std::size_t i) {
+    ready_[i] = 1;
+    one& mine = *bucket_of(i);
+    --mine.missing;
+    while (next_ < buckets_.size() && buckets_[next_].missing == 0) work_.push(++next_);
+  }
+
+  // Returns when everything that was pushed is done; throws what the exchange threw.
+  void wait() { work_.wait(); }
+
+  // After wait(): whether every value that arrived is finite, the same on all ranks, and whether anybody had samples.
+  bool counts() const noexcept {
+    bool good = weights_ > 0.0;
+    for (const one& b : buckets_) good &= b.finite;
+    return good;
+  }
+
+  // Ends the exchange. If `take`, states move and gradients become what the update rule is to apply.
+  void settle(bool take) {
+    opened_ = false;
+    if constexpr (packets) {
+      if (!take) return;
+      for (one& b : buckets_) settle(b);
+    }
+  }
+
+ private:
+  struct one {
+    explicit one(bucket b) : range(b) {}
+    bucket range;
+    std::size_t missing = 0;
+    bool finite = true;
+    std::optional<all_reduce_plan<topology_type>> reduce;
+    std::vector<wire> elements;
+    std::vector<std::byte> gathered;
+    std::vector<std::size_t> sizes;  // bytes of each rank's packets
+  };
+
+  std::size_t fill_offsets() {
+    for (const tensor& t : tensors_) {
+      offsets_.push_back(total_);
+      total_ += t.count;
+    }
+    return total_;
+  }
+
+  one* bucket_of(std::size_t i) {
+    for (one& b : buckets_) {
+      if (i >= b.range.first && i < b.range.last) return &b;
+    }
+    return nullptr;
+  }
+
+  slice<float> gradient(std::size_t i) const { return {static_cast<float*>(tensors_[i].gradient), tensors_[i].count}; }
+
+  encode_context context_of(std::size_t i) const {
+    encode_context x = context_;
+    if (x.weight_decay != 0.0f) x.parameter = static_cast<const float*>(tensors_[i].parameter);
+    x.weight_decay *= decay_scales_.empty() ? 1.0f : decay_scales_[i];
+    return x;
+  }
+
+  bool sends_packet(std::size_t i) const {
+    if constexpr (packets) return last_of(plan_.compressor).sends(tensors_[i].count, context_);
+    else return false;
+  }
+
+  void open() {
+    announced_ = tell_all(comm_, announcement_);
+    weights_ = 0.0;
+    any_joined_ = false;
+    all_joined_ = true;
+    for (std::size_t r = 0; r < announced_.size(); ++r) {
+      const announcement& a = announced_[r];
+      if (a.step != announcement_.step) {
+        throw comm_error("data_parallel", comm_.rank(), static_cast<int>(r),
+                         "this rank is in step " + std::to_string(announcement_.step) + ", rank " + std::to_string(r) +
+                             " in step " + std::to_string(a.step));
+      }
+      weights_ += a.samples;
+      any_joined_ |= a.joined != 0;
+      all_joined_ &= a.joined != 0;
+    }
+    weight_ = weights_ > 0.0 ? static_cast<float>(announcement_.samples * comm_.size() / weights_) : 0.0f;
+  }
+
+  void run(one& b) {
+    std::size_t dense = 0;
+    for (std::size_t i = b.range.first; i < b.range.last; ++i) {
+      const slice<float> g = gradient(i);
+      if (weight_ == 0.0f) std::fill(g.begin(), g.end(), 0.0f);  // a rank without samples; its memory may hold anything
+      factors_[i] = weight_ == 0.0f ? 1.0f : weight_ * scale_of(plan_.compressor, g, 1.0f, context_of(i));
+      if (!sends_packet(i)) dense += g.count;
+    }
+    b.finite = true;
+    if (dense || !packets) average(b, dense);
+    if constexpr (packets) gather(b);
+  }
+
+  // The elementwise part: encode, all-reduce with mean, decode.
+  void average(one& b, std::size_t count) {
+    if (!b.reduce || b.reduce->count() != count) b.reduce.emplace(plan_.topology, comm_.rank(), comm_.size(), count);
+    const leaf l = leaf_of<wire>(mean{});
+    bool contiguous = std::is_same_v<wire, float>;
+    const float* expected = nullptr;
+    float* start = nullptr;
+    for (std::size_t i = b.range.first; i < b.range.last; ++i) {
+      const slice<float> g = gradient(i);
+      if (g.empty()) continue;
+      contiguous &= !sends_packet(i) && (!expected || expected == g.data);
+      if (!start) start = g.data;
+      expected = g.end();
+    }
+    elements_sent_ += count;
+    if (contiguous) {  // in place, no copy
+      for (std::size_t i = b.range.first; i < b.range.last; ++i) {
+        const float f = factors_[i];
+        if (f != 1.0f) for (float& x : gradient(i)) x *= f;
+      }
+      (*b.reduce)(comm_, start, l);
+      b.finite &= all_finite(start, count);
+      return;
+    }
+    if constexpr (packets) {
+      copy_through(b, none{}, l, count);
+    } else {
+      copy_through(b, last_of(plan_.compressor), l, count);
+    }
+  }
+
+  template <class Codec>
+  void copy_through(one& b, const Codec& codec, const leaf& l, std::size_t count) {
+    b.elements.resize(count);
+    std::size_t at = 0;
+    for (std::size_t i = b.range.first; i < b.range.last; ++i) {
+      if (sends_packet(i)) continue;
+      const slice<float> g = gradient(i);
+      codec.encode(g, b.elements.data() + at, factors_[i]);
+      at += g.count;
+    }
+    (*b.reduce)(comm_, b.elements.data(), l);
+    at = 0;
+    for (std::size_t i = b.range.first; i < b.range.last; ++i) {
+      if (sends_packet(i)) continue;
+      const slice<float> g = gradient(i);
+      codec.decode(b.elements.data() + at, g);
+      b.finite &= all_finite(g.data, g.count);
+      at += g.count;
+    }
+  }
+
+  // The packet part: encode without touching state, gather everybody's packets; settle() adds them up.
+  void gather(one& b) {
+    const auto& codec = last_of(plan_.compressor);
+    std::vector<std::byte> mine;
+    bool any = false;
+    for (std::size_t i = b.range.first; i < b.range.last; ++i) {
+      if (!sends_packet(i)) continue;
+      any = true;
+      float* state_of[slots > 0 ? slots : 1];
+      for (int k = 0; k < slots; ++k) state_of[k] = state(i, k);
+      codec.encode(gradient(i), factors_[i], state_of, context_of(i), mine);
+    }
+    b.gathered.clear();
+    b.sizes.clear();
+    if (!any) return;
+    for (const std::uint64_t n : tell_all(comm_, static_cast<std::uint64_t>(mine.size()))) b.sizes.push_back(static_cast<std::size_t>(n));
+    std::size_t total_bytes = 0, before = 0;
+    for (std::size_t r = 0; r < b.sizes.size(); ++r) {
+      if (r == static_cast<std::size_t>(comm_.rank())) before = total_bytes;
+      total_bytes += b.sizes[r];
+    }
+    b.gathered.resize(total_bytes);
+    std::memcpy(b.gathered.data() + before, mine.data(), mine.size());
+    all_gather(comm_, gather_topology(), std::span<std::byte>(b.gathered), std::span<const std::size_t>(b.sizes));
+    walk(b, [&](std::size_t, slice<const std::byte> p, int) {
+      b.finite &= !codec.flagged(p);
+      return codec.measure(p);
+    });
+    elements_sent_ += mine.size() / 8;
+  }
+
+  // Packets travel on the plan's topology where it can gather blocks of any size, else on a ring.
+  auto gather_topology() const {
+    if constexpr (has_all_gather_schedule<topology_type>) return plan_.topology;
+    else return ring{};
+  }
+
+  // f(tensor, packet and what follows it, rank) -> bytes of the packet, for each tensor and rank, in rank order.
+  template <class Function>
+  void walk(one& b, Function&& f) {
+    std::size_t at = 0;
+    for (std::size_t r = 0; r < b.sizes.size(); ++r) {
+      std::size_t p = at;
+      for (std::size_t i = b.range.first; i < b.range.last; ++i) {
+        if (sends_packet(i)) p += f(i, slice<const std::byte>{b.gathered.data() + p, at + b.sizes[r] - p}, static_cast<int>(r));
+      }
+      at += b.sizes[r];
+    }
+  }
+
+  void settle(one& b) {
+    const auto& codec = last_of(plan_.compressor);
+    float* state_of[slots > 0 ? slots : 1];
+    const auto states = [&](std::size_t i) {
+      for (int k = 0; k < slots; ++k) state_of[k] = state(i, k);
+      return state_of;
+    };
+    walk(b, [&](std::size_t i, slice<const std::byte> p, int r) {  // own state first: it reads the gradient
+      if (r == comm_.rank()) codec.commit(gradient(i), factors_[i], states(i), context_of(i), p);
+      return codec.measure(p);
+    });
+    for (std::size_t i = b.range.first; i < b.range.last; ++i) {
+      const slice<float> g = gradient(i);
+      if (sends_packet(i)) std::fill(g.begin(), g.end(), 0.0f);
+      else codec.correct(g, states(i), context_of(i));
+    }
+    walk(b, [&](std::size_t i, slice<const std::byte> p, int) { return codec.decode_add(p, gradient(i)); });
+  }
+
+  Strategy plan_;
+  counting<Comm> comm_;
+  std::vector<tensor> tensors_;
+  std::size_t total_ = 0;
+  std::vector<std::size_t> offsets_;
+  buffer<float, memory_type> state_;
+  std::vector<one> buckets_;
+  std::vector<float> factors_, decay_scales_;
+  std::vector<unsigned char> ready_;
+  std::size_t next_ = 0;
+  announcement announcement_;
+  encode_context context_;
+  std::vector<announcement> announced_;
+  double weights_ = 0.0;
+  float weight_ = 1.0f;
+  bool any_joined_ = false, all_joined_ = false, opened_ = false;
+  std::uint64_t elements_sent_ = 0;
+  struct job_runner {
+    averager* self;
+    void operator()(std::size_t job) const { job == 0 ? self->open() : self->run(self->buckets_[job - 1]); }
+  };
+  worker<job_runner> work_;  // last: its thread uses everything above
+};
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace heddle
