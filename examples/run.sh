@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # bash examples/run.sh [ARGUMENTS...]: builds examples/gpt in release and runs it with all the arguments.
-# bash examples/run.sh --help and --list say what it takes.
+# bash examples/run.sh --help and --list say what it takes; paths in the arguments are relative to the repository.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 jobs=$(nproc)
@@ -18,4 +18,5 @@ build() {
 
 # What the build has to say goes to stderr, so that stdout is the example's alone.
 (build) >&2
+cd "$root"
 exec "$root/build/examples/examples/gpt" "$@"

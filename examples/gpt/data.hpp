@@ -60,8 +60,8 @@ struct sequences {
   }
 };
 
-/// The batch of one rank: sequence `rank * batch + b` of the global batch begins at a hash of (seed, step, sequence). So the
-/// global batch doesn't depend on the number of ranks, and a resumed run sees what it would have seen.
+/// The batch of one rank: sequence `rank * batch + b` of the global batch begins at a hash of (seed, step, sequence).
+/// So the global batch doesn't depend on the number of ranks, and a resumed run sees what it would have seen.
 inline void draw(const corpus& text, const shape& dims, std::uint64_t seed, std::uint64_t step, std::size_t rank,
                  sequences& out) {
   const auto from = text.training();

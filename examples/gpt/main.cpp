@@ -66,7 +66,8 @@ void judge(std::vector<gpt::outcome>& all, const gpt::options& o) {
   for (gpt::outcome& mine : all) {
     const gpt::strategy_entry& e = find_strategy(mine.name);
     if (!mine.complete) continue;
-    if (e.limit > 0 && o.standard()) mine.verdicts.push_back({"<= " + gpt::text_of("%.2f", e.limit), mine.loss <= e.limit});
+    if (e.limit > 0 && o.standard())
+      mine.verdicts.push_back({"<= " + gpt::text_of("%.2f", e.limit), mine.loss <= e.limit});
     if (o.longer) mine.verdicts.push_back({"<= 1.58", mine.loss <= 1.58});
     const gpt::outcome* twin = find_outcome(all, e.twin);
     if (!twin || !twin->complete) continue;
@@ -74,7 +75,8 @@ void judge(std::vector<gpt::outcome>& all, const gpt::options& o) {
       mine.verdicts.push_back({"same bits as " + twin->name, mine.loss == twin->loss});
       mine.verdicts.push_back({"less memory", mine.peak_bytes < twin->peak_bytes});
     } else if (o.standard()) {
-      mine.verdicts.push_back({"<= " + twin->name + " + " + gpt::text_of("%g", e.apart), mine.loss <= twin->loss + e.apart});
+      mine.verdicts.push_back(
+          {"<= " + twin->name + " + " + gpt::text_of("%g", e.apart), mine.loss <= twin->loss + e.apart});
     }
   }
 }
@@ -120,11 +122,11 @@ int smoke(gpt::options o, const gpt::corpus& text) {
 }
 
 std::string headline(const gpt::options& o, const gpt::corpus& text) {
-  return "Tiny Shakespeare, " + std::to_string(text.vocabulary()) + " characters; a GPT of " + std::to_string(o.layers) +
-         " layers, width " + std::to_string(o.width) + ", " + std::to_string(o.heads) + " heads, context " +
-         std::to_string(o.context) + "; batch " + std::to_string(o.batch) + " over " + std::to_string(o.ranks) +
-         " ranks (threads), " + std::to_string(o.steps) + " steps, seed " + std::to_string(o.seed) +
-         ". Losses are in nats per character on the last tenth of the text.";
+  return "Tiny Shakespeare, " + std::to_string(text.vocabulary()) + " characters; a GPT of " +
+         std::to_string(o.layers) + " layers, width " + std::to_string(o.width) + ", " + std::to_string(o.heads) +
+         " heads, context " + std::to_string(o.context) + "; batch " + std::to_string(o.batch) + " over " +
+         std::to_string(o.ranks) + " ranks (threads), " + std::to_string(o.steps) + " steps, seed " +
+         std::to_string(o.seed) + ". Losses are in nats per character on the last tenth of the text.";
 }
 
 int compare(const gpt::options& o, const gpt::corpus& text) {
@@ -159,9 +161,10 @@ int main(int count, char** arguments) {
     if (o.help) {
       gpt::options standard;
       standard.data = GPT_DATA;
-      std::printf("usage: gpt [OPTION...]\n\nTrains one small GPT on a text under several training strategies and compares "
-                  "them.\nEnds with status 0, 1 when something failed or was missed, 2 on a wrong option.\n\n%s",
-                  gpt::option_table(standard).help().c_str());
+      std::printf(
+          "usage: gpt [OPTION...]\n\nTrains one small GPT on a text under several training strategies and compares "
+          "them.\nEnds with status 0, 1 when something failed or was missed, 2 on a wrong option.\n\n%s",
+          gpt::option_table(standard).help().c_str());
       return 0;
     }
     if (o.list) {

@@ -1,8 +1,9 @@
 // SPDX-FileCopyrightText: The Heddle authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// A decoder-only transformer as a chain of layers: embedding, blocks, head. Each layer reads parameters through pointers,
-// writes gradients into one flat buffer, and works on one sequence of the batch at a time, so its scratch stays small.
+// A decoder-only transformer as a chain of layers: embedding, blocks, head. Each layer reads parameters through
+// pointers, writes gradients into one flat buffer, and works on one sequence of the batch at a time, so its scratch
+// stays small.
 
 #pragma once
 
@@ -34,7 +35,8 @@ struct shape {
   std::size_t batch = 4;  // sequences of this rank
 };
 
-/// A parameter tensor: its name, how many elements, and the standard deviation of its initial values (or 0 and a constant).
+/// A parameter tensor: its name, how many elements, and the standard deviation of its initial values (or 0 and a
+/// constant).
 struct tensor_plan {
   std::string name;
   std::size_t count;
@@ -45,7 +47,7 @@ struct tensor_plan {
 /// The tensors in the order of the forward pass: two of the embedding, twelve of each block, three of the head.
 inline std::vector<tensor_plan> plan_tensors(const shape& s) {
   const std::size_t w = s.width;
-  const double in = 1 / std::sqrt(static_cast<double>(w));                              // keeps the variance
+  const double in = 1 / std::sqrt(static_cast<double>(w));  // keeps the variance
   const double residual = in / std::sqrt(2.0 * static_cast<double>(std::max<std::size_t>(s.layers, 1)));
   std::vector<tensor_plan> all{{"embedding.token", s.vocabulary * w, 0.1}, {"embedding.position", s.context * w, 0.1}};
   for (std::size_t i = 0; i < s.layers; ++i) {
@@ -63,7 +65,8 @@ inline std::vector<tensor_plan> plan_tensors(const shape& s) {
                            {at + "mlp.down.weight", 4 * w * w, residual / 2},
                            {at + "mlp.down.bias", w, 0}});
   }
-  all.insert(all.end(), {{"head.norm.gain", w, 0, 1}, {"head.norm.bias", w, 0}, {"head.weight", w * s.vocabulary, in / 4}});
+  all.insert(all.end(),
+             {{"head.norm.gain", w, 0, 1}, {"head.norm.bias", w, 0}, {"head.weight", w * s.vocabulary, in / 4}});
   return all;
 }
 
@@ -76,8 +79,7 @@ inline std::uint64_t hash(std::uint64_t seed, std::uint64_t position) {
 }
 
 /// What all layers of one rank share.
-template <class Real>
-struct workspace {
+template <class Real> struct workspace {
   shape dims;
   std::vector<Real*> parameters;  // one pointer per tensor; they may move between steps
   std::vector<Real*> gradients;
@@ -94,15 +96,13 @@ struct workspace {
 };
 
 /// Hands out consecutive parts of a flat buffer.
-template <class Real>
-struct cutter {
+template <class Real> struct cutter {
   Real* next;
   Real* take(std::size_t count) { return std::exchange(next, next + count); }
 };
 
 /// Token and position embedding: int32 tokens in, batch x context x width out.
-template <class Real>
-class embedding {
+template <class Real> class embedding {
  public:
   embedding(workspace<Real>& shared, const std::vector<tensor_plan>& plan) : shared_{&shared}, plan_{&plan} {}
 
@@ -142,8 +142,7 @@ class embedding {
 };
 
 /// x + attention(norm(x)), then y + mlp(norm(y)).
-template <class Real>
-class block {
+template <class Real> class block {
  public:
   block(workspace<Real>& shared, const std::vector<tensor_plan>& plan, std::size_t first)
       : shared_{&shared}, plan_{&plan}, first_{first} {}
@@ -339,9 +338,9 @@ class block {
   std::size_t first_;
 };
 
-/// Final norm, projection to the vocabulary, softmax and cross-entropy: its output is one double, the mean loss in nats.
-template <class Real>
-class head {
+/// Final norm, projection to the vocabulary, softmax and cross-entropy: its output is one double, the mean loss in
+/// nats.
+template <class Real> class head {
  public:
   head(workspace<Real>& shared, const std::vector<tensor_plan>& plan)
       : shared_{&shared}, plan_{&plan}, first_{plan.size() - tensor_count} {}
@@ -373,7 +372,8 @@ class head {
 
   void backward(const void*, const void* saved, const void* grad_out, void* grad_in) {
     const auto& s = shared_->dims;
-    const Real share = static_cast<Real>(*static_cast<const double*>(grad_out) / static_cast<double>(s.batch * s.context));
+    const Real share =
+        static_cast<Real>(*static_cast<const double*>(grad_out) / static_cast<double>(s.batch * s.context));
     const std::size_t n = shared_->sequence();
     shared_->clear(*plan_, first_, tensor_count);
     cutter<Real> scratch{shared_->scratch};
@@ -425,8 +425,7 @@ class head {
 };
 
 /// One rank's model: its flat parameter and gradient buffers and the layers over them.
-template <class Real>
-class model {
+template <class Real> class model {
  public:
   model(const shape& dims, std::uint64_t seed) : plan_{plan_tensors(dims)} {
     shared_.dims = dims;
@@ -448,15 +447,15 @@ class model {
       }
     }
     embedding_.emplace_back(shared_, plan_);
-    for (std::size_t i = 0; i < dims.layers; ++i) blocks_.emplace_back(shared_, plan_, 2 + i * block<Real>::tensor_count);
+    for (std::size_t i = 0; i < dims.layers; ++i)
+      blocks_.emplace_back(shared_, plan_, 2 + i * block<Real>::tensor_count);
     head_.emplace_back(shared_, plan_);
   }
   model(const model&) = delete;
   model& operator=(const model&) = delete;
 
   /// Calls f(layer, name) from the input to the loss.
-  template <class F>
-  void for_each_layer(F f) {
+  template <class F> void for_each_layer(F f) {
     f(embedding_[0], std::string("embedding"));
     for (std::size_t i = 0; i < blocks_.size(); ++i) f(blocks_[i], "block" + std::to_string(i));
     f(head_[0], std::string("head"));

@@ -30,16 +30,14 @@ gpt::sequences some_text(const gpt::shape& s) {
   return out;
 }
 
-template <class Real>
-std::vector<hd::recompute::layer> layers_of(gpt::model<Real>& m) {
+template <class Real> std::vector<hd::recompute::layer> layers_of(gpt::model<Real>& m) {
   std::vector<hd::recompute::layer> out;
   m.for_each_layer([&](auto& l, std::string name) { out.emplace_back(l, std::move(name)); });
   return out;
 }
 
 /// The loss, and all gradients in m.gradients().
-template <class Real, class Policy>
-double run(gpt::model<Real>& m, const gpt::sequences& text, Policy policy) {
+template <class Real, class Policy> double run(gpt::model<Real>& m, const gpt::sequences& text, Policy policy) {
   hd::recompute::chain chain{policy, hd::host_resource{}, layers_of(m)};
   m.shared().targets = text.targets.data();
   const double loss = *static_cast<const double*>(chain.forward(text.inputs.data()));
@@ -48,8 +46,7 @@ double run(gpt::model<Real>& m, const gpt::sequences& text, Policy policy) {
   return loss;
 }
 
-template <class Real>
-double loss_only(gpt::model<Real>& m, const gpt::sequences& text) {
+template <class Real> double loss_only(gpt::model<Real>& m, const gpt::sequences& text) {
   hd::recompute::chain chain{hd::recompute::none{}, hd::host_resource{}, layers_of(m)};
   m.shared().targets = text.targets.data();
   double loss = 0;
@@ -58,8 +55,7 @@ double loss_only(gpt::model<Real>& m, const gpt::sequences& text) {
 }
 
 /// Moves every parameter off its initial value: a gain of 1 or a bias of 0 would hide mistakes.
-template <class Real>
-void shake(gpt::model<Real>& m) {
+template <class Real> void shake(gpt::model<Real>& m) {
   for (std::size_t i = 0; i < m.parameters().size(); ++i) {
     m.parameters()[i] += static_cast<Real>(0.4 * (static_cast<double>(gpt::hash(9, i) % 2001) / 1000 - 1));
   }

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Heddle authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a transformer computes between its matrix products, forward and backward, for `rows x width` matrices. All of it is
-// templated on the scalar: the float version trains, the double version checks it.
+// What a transformer computes between its matrix products, forward and backward, for `rows x width` matrices. All of it
+// is templated on the scalar: the float version trains, the double version checks it.
 
 #pragma once
 
@@ -17,10 +17,9 @@
 
 namespace gpt {
 
-/// exp(x). For float: 2^n times a polynomial on [-ln2/2, ln2/2], relative error below 2e-7, free of branches so that loops
-/// over it become vectors; for double the standard library's.
-template <class Real>
-[[gnu::always_inline]] inline Real exponential(Real x) {
+/// exp(x). For float: 2^n times a polynomial on [-ln2/2, ln2/2], relative error below 2e-7, free of branches so that
+/// loops over it become vectors; for double the standard library's.
+template <class Real> [[gnu::always_inline]] inline Real exponential(Real x) {
   if constexpr (std::is_same_v<Real, float>) {
     x = x < -87.0f ? -87.0f : x;
     x = x > 87.0f ? 87.0f : x;
@@ -41,8 +40,7 @@ template <class Real>
 }
 
 /// The sum of term(0) .. term(n - 1) in `Lanes` partial sums: without them a float sum can't become vectors.
-template <int Lanes, class Real, class Term>
-[[gnu::always_inline]] inline Real sum(std::size_t n, Term term) {
+template <int Lanes, class Real, class Term> [[gnu::always_inline]] inline Real sum(std::size_t n, Term term) {
   Real partial[Lanes] = {};
   std::size_t j = 0;
   for (; j + Lanes <= n; j += Lanes) {
@@ -55,8 +53,7 @@ template <int Lanes, class Real, class Term>
 }
 
 /// The largest of x[0] .. x[n - 1], n > 0.
-template <int Lanes, class Real>
-[[gnu::always_inline]] inline Real largest(std::size_t n, const Real* x) {
+template <int Lanes, class Real> [[gnu::always_inline]] inline Real largest(std::size_t n, const Real* x) {
   Real partial[Lanes];
   for (int lane = 0; lane < Lanes; ++lane) partial[lane] = x[0];
   std::size_t j = 0;
@@ -72,8 +69,7 @@ template <int Lanes, class Real>
 }
 
 /// out = (x - mean) / deviation of every row, and 1 / deviation in `scale`.
-template <class Real>
-void normalise(std::size_t rows, std::size_t width, const Real* x, Real* out, Real* scale) {
+template <class Real> void normalise(std::size_t rows, std::size_t width, const Real* x, Real* out, Real* scale) {
   vectorised([=](auto bytes) {
     constexpr int lanes = bytes / static_cast<int>(sizeof(Real));
     const Real part = Real(1) / static_cast<Real>(width);
@@ -91,7 +87,8 @@ void normalise(std::size_t rows, std::size_t width, const Real* x, Real* out, Re
 
 /// out = x * gain + bias, row by row.
 template <class Real>
-void scale_and_shift(std::size_t rows, std::size_t width, const Real* x, const Real* gain, const Real* bias, Real* out) {
+void scale_and_shift(std::size_t rows, std::size_t width, const Real* x, const Real* gain, const Real* bias,
+                     Real* out) {
   vectorised([=](auto) {
     for (std::size_t t = 0; t < rows; ++t) {
       for (std::size_t j = 0; j < width; ++j) out[t * width + j] = x[t * width + j] * gain[j] + bias[j];
@@ -123,16 +120,14 @@ void layer_norm_backward(std::size_t rows, std::size_t width, const Real* x, con
 
 /// sigmoid(x), and 0 where it is below epsilon squared: such values only make products that are denormal numbers, and
 /// those are slow.
-template <class Real>
-[[gnu::always_inline]] inline Real sigmoid(Real x) {
+template <class Real> [[gnu::always_inline]] inline Real sigmoid(Real x) {
   constexpr Real least = Real(-1.4) * std::numeric_limits<Real>::digits;  // about the logarithm of epsilon squared
   const Real value = Real(1) / (Real(1) + exponential(-x));
   return x < least ? Real(0) : value;
 }
 
 /// out = gelu(x), in the form x * sigmoid(2 u) with u = sqrt(2/pi) (x + 0.044715 x^3), which is the usual tanh form.
-template <class Real>
-void gelu(std::size_t n, const Real* x, Real* out) {
+template <class Real> void gelu(std::size_t n, const Real* x, Real* out) {
   vectorised([=](auto) {
     for (std::size_t i = 0; i < n; ++i) {
       out[i] = x[i] * sigmoid(Real(1.5957691216057308) * (x[i] + Real(0.044715) * x[i] * x[i] * x[i]));
@@ -141,8 +136,7 @@ void gelu(std::size_t n, const Real* x, Real* out) {
 }
 
 /// In place: d = d * gelu'(x), and out = gelu(x) once more, since the weights' gradient needs it.
-template <class Real>
-void gelu_backward(std::size_t n, const Real* x, Real* out, Real* d) {
+template <class Real> void gelu_backward(std::size_t n, const Real* x, Real* out, Real* d) {
   vectorised([=](auto) {
     for (std::size_t i = 0; i < n; ++i) {
       const Real gate = sigmoid(Real(1.5957691216057308) * (x[i] + Real(0.044715) * x[i] * x[i] * x[i]));
@@ -153,8 +147,8 @@ void gelu_backward(std::size_t n, const Real* x, Real* out, Real* d) {
   });
 }
 
-/// In place: row t becomes the softmax of scale * its first visible(t) entries; the entries behind them become 0, and so
-/// do those below epsilon squared, for the reason given at sigmoid.
+/// In place: row t becomes the softmax of scale * its first visible(t) entries; the entries behind them become 0, and
+/// so do those below epsilon squared, for the reason given at sigmoid.
 template <class Real, class Visible>
 void softmax(std::size_t rows, std::size_t width, Real scale, Real* x, Visible visible) {
   vectorised([=](auto bytes) {
@@ -173,8 +167,7 @@ void softmax(std::size_t rows, std::size_t width, Real scale, Real* x, Visible v
 }
 
 /// In place: d (the gradient of a softmax's result p) becomes the gradient of what it was taken from, before `scale`.
-template <class Real>
-void softmax_backward(std::size_t rows, std::size_t width, Real scale, const Real* p, Real* d) {
+template <class Real> void softmax_backward(std::size_t rows, std::size_t width, Real scale, const Real* p, Real* d) {
   vectorised([=](auto bytes) {
     constexpr int lanes = bytes / static_cast<int>(sizeof(Real));
     for (std::size_t t = 0; t < rows; ++t) {
@@ -195,22 +188,19 @@ void transpose(std::size_t rows, std::size_t width, const Real* x, std::size_t s
 }
 
 /// y += x.
-template <class Real>
-void add(std::size_t n, const Real* x, Real* y) {
+template <class Real> void add(std::size_t n, const Real* x, Real* y) {
   vectorised([=](auto) {
     for (std::size_t i = 0; i < n; ++i) y[i] += x[i];
   });
 }
 
 /// Every row of y += bias.
-template <class Real>
-void add_to_rows(std::size_t rows, std::size_t width, const Real* bias, Real* y) {
+template <class Real> void add_to_rows(std::size_t rows, std::size_t width, const Real* bias, Real* y) {
   for (std::size_t t = 0; t < rows; ++t) add(width, bias, y + t * width);
 }
 
 /// total += every row of x.
-template <class Real>
-void add_rows(std::size_t rows, std::size_t width, const Real* x, Real* total) {
+template <class Real> void add_rows(std::size_t rows, std::size_t width, const Real* x, Real* total) {
   for (std::size_t t = 0; t < rows; ++t) add(width, x + t * width, total);
 }
 

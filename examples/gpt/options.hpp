@@ -54,8 +54,10 @@ struct options {
 class option_table {
  public:
   explicit option_table(options& o) {
-    names("strategy", "NAME,...", "what to train: names of --list, separated by commas; may be repeated (default: the "
-          "five marked there and the memory pair)", o.strategies);
+    names("strategy", "NAME,...",
+          "what to train: names of --list, separated by commas; may be repeated (default: the "
+          "five marked there and the memory pair)",
+          o.strategies);
     flag("list", "print the names of all strategies and end", o.list);
     size("ranks", "number of ranks, each a thread", o.ranks, 1, 64);
     size("steps", "training steps of each strategy", o.steps, 1, 1000000);
@@ -142,7 +144,8 @@ class option_table {
     entries_.push_back({name, placeholder, help, "", [&to, name](const std::string& value) {
                           for (std::size_t at = 0; at <= value.size();) {
                             const std::size_t end = std::min(value.find(',', at), value.size());
-                            if (end == at) throw usage_error(std::string("--") + name + " has an empty name in '" + value + "'");
+                            if (end == at)
+                              throw usage_error(std::string("--") + name + " has an empty name in '" + value + "'");
                             to.push_back(value.substr(at, end - at));
                             at = end + 1;
                           }
@@ -192,10 +195,11 @@ inline options read_options(int count, char** arguments, const std::string& data
     o.strategies = {"ring-adamw"};
   }
   if (o.width % o.heads != 0) {
-    throw usage_error("--heads must divide --width, and " + std::to_string(o.heads) + " doesn't divide " + std::to_string(o.width));
+    throw usage_error("--heads must divide --width, and " + std::to_string(o.heads) + " doesn't divide " +
+                      std::to_string(o.width));
   }
-  if (o.batch % o.ranks != 0) {
-    throw usage_error("--batch must be a multiple of --ranks, and " + std::to_string(o.batch) + " isn't one of " +
+  if (o.batch < o.ranks) {
+    throw usage_error("--batch must be at least --ranks, and " + std::to_string(o.batch) + " is less than " +
                       std::to_string(o.ranks));
   }
   return o;

@@ -71,7 +71,8 @@ inline std::string tick_of_bytes(double bytes) {
 }
 
 inline std::vector<std::string> table_head() {
-  return {"strategy", "validation loss", "tokens/s", "bytes/step/rank", "moved by", "peak activations", "hidden", "bound"};
+  return {"strategy", "validation loss",  "tokens/s", "bytes/step/rank",
+          "moved by", "peak activations", "hidden",   "bound"};
 }
 
 inline std::vector<std::string> table_row(const outcome& o) {
@@ -115,11 +116,16 @@ inline std::string text_table(const std::vector<outcome>& all) {
 inline std::string escaped(const std::string& text) {
   std::string out;
   for (const char c : text) {
-    if (c == '&') out += "&amp;";
-    else if (c == '<') out += "&lt;";
-    else if (c == '>') out += "&gt;";
-    else if (c == '"') out += "&quot;";
-    else out += c;
+    if (c == '&')
+      out += "&amp;";
+    else if (c == '<')
+      out += "&lt;";
+    else if (c == '>')
+      out += "&gt;";
+    else if (c == '"')
+      out += "&quot;";
+    else
+      out += c;
   }
   return out;
 }
@@ -158,8 +164,9 @@ struct chart {
     };
     const auto place_y = [&](double y) { return bottom - (y - y0) / (y1 - y0) * (bottom - top); };
 
-    std::string out = "<figure><figcaption>" + escaped(title) + "</figcaption>\n<svg viewBox=\"0 0 " + number(full_width) +
-                      " " + number(full_height) + "\" role=\"img\" aria-label=\"" + escaped(title) + "\">\n";
+    std::string out = "<figure><figcaption>" + escaped(title) + "</figcaption>\n<svg viewBox=\"0 0 " +
+                      number(full_width) + " " + number(full_height) + "\" role=\"img\" aria-label=\"" +
+                      escaped(title) + "\">\n";
     for (const double y : y_ticks) {
       out += line_at("grid", left, place_y(y), right, place_y(y)) +
              text_at(left - 8, place_y(y) + 4, "end", y_bytes ? tick_of_bytes(y) : text_of("%g", y));
@@ -179,13 +186,13 @@ struct chart {
       double before = 0;
       for (const auto& [x, y] : lines[i].points) {
         if (!usable(x, y)) continue;
-        if (!path.empty() && lines[i].stairs) path += " " + number(place_x(x)) + "," + number(before);
+        if (!path.empty() && lines[i].stairs) path += pair(place_x(x), before);
         before = place_y(y);
-        path += " " + number(place_x(x)) + "," + number(before);
+        path += pair(place_x(x), before);
       }
       if (path.empty()) continue;
-      out += "<polyline" + colour + " points=\"" + path.substr(1) + "\"><title>" + escaped(lines[i].label) +
-             "</title></polyline>\n";
+      out +=
+          "<polyline" + colour + " points=\"" + path + "\"><title>" + escaped(lines[i].label) + "</title></polyline>\n";
       out += "<line" + colour + " x1=\"" + number(right + 16) + "\" y1=\"" + number(legend) + "\" x2=\"" +
              number(right + 40) + "\" y2=\"" + number(legend) + "\"/>" +
              text_at(right + 46, legend + 4, "start", lines[i].label);
@@ -202,12 +209,15 @@ struct chart {
 
   static std::string number(double x) { return text_of("%.1f", x); }
 
+  static std::string pair(double x, double y) { return number(x) + "," + number(y) + " "; }
+
   static std::string line_at(const char* kind, double x1, double y1, double x2, double y2) {
     return std::string("<line class=\"") + kind + "\" x1=\"" + number(x1) + "\" y1=\"" + number(y1) + "\" x2=\"" +
            number(x2) + "\" y2=\"" + number(y2) + "\"/>\n";
   }
 
-  static std::string text_at(double x, double y, const char* anchor, const std::string& text, const char* kind = "tick") {
+  static std::string text_at(double x, double y, const char* anchor, const std::string& text,
+                             const char* kind = "tick") {
     return std::string("<text class=\"") + kind + "\" text-anchor=\"" + anchor + "\" x=\"" + number(x) + "\" y=\"" +
            number(y) + "\">" + escaped(text) + "</text>\n";
   }
@@ -221,7 +231,8 @@ struct chart {
       if (s * unit >= rough * 0.999) step = s * unit;
     }
     std::vector<double> out;
-    for (double i = std::ceil(low / step - 1e-9); i * step <= high + step * 1e-9; ++i) out.push_back(i * step + 0.0);  // + 0.0: no minus zero
+    for (double i = std::ceil(low / step - 1e-9); i * step <= high + step * 1e-9; ++i)
+      out.push_back(i * step + 0.0);  // + 0.0: no minus zero
     if (out.empty()) out.push_back(low);
     return out;
   }
@@ -241,11 +252,20 @@ struct chart {
 
 /// The whole page.
 inline std::string html_report(const std::string& headline, const std::vector<outcome>& all) {
-  chart steps{.title = "Validation loss against steps", .x_label = "step", .y_label = "nats per character", .lines = {}};
-  chart bytes{.title = "Validation loss against bytes sent", .x_label = "bytes sent by one rank (log scale)",
-              .y_label = "nats per character", .x_log = true, .x_bytes = true, .lines = {}};
-  chart memory{.title = "Activation memory during one training step of one rank", .x_label = "milliseconds",
-               .y_label = "bytes in use", .y_from_zero = true, .y_bytes = true, .lines = {}};
+  chart steps{
+      .title = "Validation loss against steps", .x_label = "step", .y_label = "nats per character", .lines = {}};
+  chart bytes{.title = "Validation loss against bytes sent",
+              .x_label = "bytes sent by one rank (log scale)",
+              .y_label = "nats per character",
+              .x_log = true,
+              .x_bytes = true,
+              .lines = {}};
+  chart memory{.title = "Activation memory during one training step of one rank",
+               .x_label = "milliseconds",
+               .y_label = "bytes in use",
+               .y_from_zero = true,
+               .y_bytes = true,
+               .lines = {}};
   std::string rows;
   for (const outcome& o : all) {
     if (!o.memory.empty()) memory.lines.push_back({o.name, o.memory, true});
@@ -262,7 +282,9 @@ inline std::string html_report(const std::string& headline, const std::vector<ou
     const std::vector<std::string> cells = table_row(o);
     const bool missed = std::any_of(o.verdicts.begin(), o.verdicts.end(), [](const verdict& v) { return !v.met; });
     for (std::size_t i = 0; i < cells.size(); ++i) {
-      const std::string kind = i == 0 ? " title=\"" + escaped(o.about) + "\"" : i == 7 && missed ? " class=\"missed\"" : "";
+      const std::string kind = i == 0             ? " title=\"" + escaped(o.about) + "\""
+                               : i == 7 && missed ? " class=\"missed\""
+                                                  : "";
       rows += "<td" + kind + ">" + escaped(cells[i]) + "</td>";
     }
     rows += "</tr>\n";
@@ -292,7 +314,9 @@ figure { margin: 2rem 0; } figcaption { font-weight: 600; margin-bottom: .5rem; 
 .c5 { stroke: #56b4e9; } .c6 { stroke: #8c6bb1; } .c7 { stroke: #7f7f7f; }
 </style></head><body>
 <h1>Training strategies compared</h1>
-)" "<p>" + escaped(headline) + "</p>\n<div class=\"wide\"><table><thead><tr>" + head + "</tr></thead><tbody>\n" + rows +
+)"
+         "<p>" +
+         escaped(headline) + "</p>\n<div class=\"wide\"><table><thead><tr>" + head + "</tr></thead><tbody>\n" + rows +
          "</tbody></table></div>\n" + steps.svg() + bytes.svg() + memory.svg() + "</body></html>\n";
 }
 

@@ -62,14 +62,15 @@ struct bookmark {
     const options& o = j.settings;
     return j.name + " ranks " + std::to_string(o.ranks) + " steps " + std::to_string(j.steps) + " batch " +
            std::to_string(o.batch) + " context " + std::to_string(o.context) + " width " + std::to_string(o.width) +
-           " heads " + std::to_string(o.heads) + " layers " + std::to_string(j.layers) + " seed " + std::to_string(o.seed) +
-           " rates " + text_of("%.17g ", o.rate) + text_of("%.17g", o.sgd_rate);
+           " heads " + std::to_string(o.heads) + " layers " + std::to_string(j.layers) + " seed " +
+           std::to_string(o.seed) + " rates " + text_of("%.17g ", o.rate) + text_of("%.17g", o.sgd_rate);
   }
 
   void save(const job& j, const std::string& directory) const {
     std::ofstream file(directory + "/bookmark.txt");
     file << signature(j) << "\n" << std::setprecision(17) << step << " " << seconds << " " << bytes << "\n";
-    for (const curve_point& p : curve) file << p.step << " " << p.training << " " << p.validation << " " << p.bytes << "\n";
+    for (const curve_point& p : curve)
+      file << p.step << " " << p.training << " " << p.validation << " " << p.bytes << "\n";
     if (!file.flush()) throw std::runtime_error("cannot write " + directory + "/bookmark.txt");
   }
 
@@ -89,8 +90,7 @@ struct bookmark {
 };
 
 /// One rank of a training run.
-template <class Comm, class Plan, class Rule>
-class trainer {
+template <class Comm, class Plan, class Rule> class trainer {
  public:
   trainer(const job& j, Comm& comm, const Plan& plan, const Rule& rule)
       : job_{j},
@@ -139,8 +139,8 @@ class trainer {
   }
 
   static shape dimensions(const job& j, std::size_t rank) {
-    return {j.text.vocabulary(), j.settings.context, j.settings.width, j.settings.heads, j.layers,
-            first_sequence(j, rank + 1) - first_sequence(j, rank)};
+    return {j.text.vocabulary(), j.settings.context, j.settings.width,
+            j.settings.heads,    j.layers,           first_sequence(j, rank + 1) - first_sequence(j, rank)};
   }
 
   std::vector<hd::recompute::layer> layers() {
@@ -161,7 +161,7 @@ class trainer {
   /// One training step on batch_; the loss before it.
   double learn(double rate) {
     read_parameters();
-    replica_.begin({.samples = model_.shared().dims.batch});
+    replica_.begin({.samples = static_cast<double>(model_.shared().dims.batch)});
     model_.shared().targets = batch_.targets.data();
     const double loss = *static_cast<const double*>(chain_.forward(batch_.inputs.data()));
     const double one = 1;
@@ -175,7 +175,8 @@ class trainer {
     std::copy(now.begin(), now.end(), model_.shared().parameters.begin());
   }
 
-  /// The mean loss on the held-out text, each rank judging its share; a tenth of it along the way, all of it at the end.
+  /// The mean loss on the held-out text, each rank judging its share; a tenth of it along the way, all of it at the
+  /// end.
   double validate(bool whole) {
     read_parameters();
     const shape& s = model_.shared().dims;
@@ -210,8 +211,8 @@ class trainer {
 
   void show(const curve_point& p, double time) const {
     if (!job_.progress || rank_ != 0) return;
-    std::fprintf(stderr, "\r\033[K%-18s step %zu of %zu  training %.3f  validation %.3f  %.0f s", job_.name.c_str(), p.step,
-                 job_.steps, p.training, p.validation, time);
+    std::fprintf(stderr, "\r\033[K%-18s step %zu of %zu  training %.3f  validation %.3f  %.0f s", job_.name.c_str(),
+                 p.step, job_.steps, p.training, p.validation, time);
     std::fflush(stderr);
   }
 
@@ -236,7 +237,7 @@ class trainer {
     out.seconds = now.seconds;
     out.tokens = static_cast<double>(step * job_.settings.batch * job_.settings.context);
     out.bytes = now.bytes + static_cast<double>(report.bytes_sent);
-    out.hidden = report.comm_seconds > 0 ? std::max(0.0, 1 - report.exposed_seconds / report.comm_seconds) : 0;
+    out.hidden = report.hidden();
     out.executor = report.executor;
     out.peak_bytes = memory_.peak_bytes();
     out.curve = std::move(now.curve);
@@ -260,8 +261,7 @@ class trainer {
 };
 
 /// Trains on `ranks` threads by one strategy.
-template <class Plan, class Rule>
-outcome train(const job& j, const Plan& plan, const Rule& rule, double highest_rate) {
+template <class Plan, class Rule> outcome train(const job& j, const Plan& plan, const Rule& rule, double highest_rate) {
   bookmark from;
   if (!j.settings.resume.empty()) from = bookmark::load(j, j.settings.resume + "/" + j.name);
   outcome out;

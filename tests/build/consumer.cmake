@@ -86,7 +86,7 @@ elseif(KIND STREQUAL "plain_nvcc")
     message("SKIP: no nvcc, so nobody checked that the headers compile with it")
     return()
   endif()
-  must("${NVCC}" -std=c++20 -I "${SOURCE}/include" -x cu ${units} -o consumer)
+  must("${NVCC}" -std=c++20 -Werror all-warnings -I "${SOURCE}/include" -x cu ${units} -o consumer)
   must_run("${work}/consumer")
 
 else()

@@ -28,8 +28,7 @@
 namespace heddle_test {
 
 /// The two pairs of calls, by one name.
-template <class Resource>
-struct by_queue {
+template <class Resource> struct by_queue {
   Resource resource;
   void* take(std::size_t bytes, std::size_t alignment) {
     return resource.allocate(heddle::host::queue{}, bytes, alignment);
@@ -38,15 +37,15 @@ struct by_queue {
     resource.deallocate(heddle::host::queue{}, p, bytes, alignment);
   }
 };
-template <class Resource>
-struct at_once {
+template <class Resource> struct at_once {
   Resource resource;
   void* take(std::size_t bytes, std::size_t alignment) { return resource.allocate_sync(bytes, alignment); }
-  void give(void* p, std::size_t bytes, std::size_t alignment) noexcept { resource.deallocate_sync(p, bytes, alignment); }
+  void give(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    resource.deallocate_sync(p, bytes, alignment);
+  }
 };
 
-template <class Calls>
-void conforms_to_calls(Calls calls) {
+template <class Calls> void conforms_to_calls(Calls calls) {
   // Zero bytes.
   for (std::size_t alignment : {1, 64, 4096}) {
     CHECK(calls.take(0, alignment) == nullptr);
@@ -111,8 +110,7 @@ void conforms_to_calls(Calls calls) {
 }
 
 /// Equality, sharing by copies, and the same rules for both pairs of calls, from several threads too.
-template <class Factory>
-void conforms_to_resource(Factory make) {
+template <class Factory> void conforms_to_resource(Factory make) {
   using resource = decltype(make());
   static_assert(heddle::resource<resource>);
 

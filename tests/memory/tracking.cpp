@@ -26,6 +26,8 @@ TEST_CASE("tracking counts bytes, peak and live allocations", "[memory][tracking
   memory.deallocate_sync(a, 100, 8);
   CHECK(copy.bytes() == 50);
   CHECK(copy.peak_bytes() == 150);
+  memory.deallocate_sync(memory.allocate_sync(20, 1), 20, 1);  // below the peak
+  CHECK(copy.peak_bytes() == 150);
   copy.reset_peak();
   CHECK(memory.peak_bytes() == 50);
   a = memory.allocate_sync(10, 1);
@@ -38,7 +40,7 @@ TEST_CASE("tracking counts bytes, peak and live allocations", "[memory][tracking
   CHECK(memory.bytes() == 60);
   CHECK(memory.peak_bytes() == 60);
   CHECK(memory.live() == 2);
-  CHECK(memory.allocations() == 3);
+  CHECK(memory.allocations() == 4);
   memory.deallocate(hd::host::queue{}, a, 10, 1);
   memory.deallocate(hd::host::queue{}, b, 50, 4096);
   CHECK(memory.bytes() == 0);

@@ -40,8 +40,7 @@ struct network {
 const std::array<double, 6> x{0.3, -0.7, 0.2, 0.9, -0.4, 0.5};
 
 /// One step under a policy with the loss sum(y^2) / 2; all gradients, one after another.
-template <class Policy>
-std::vector<double> gradients(network& net, Policy policy, bool want_input = true) {
+template <class Policy> std::vector<double> gradients(network& net, Policy policy, bool want_input = true) {
   hd::tracking memory{hd::host_resource{}};
   rc::chain c{policy, memory, net.a, net.b, net.c, net.d, net.e, net.f, net.g, net.h};
   c.check(true);
@@ -60,8 +59,8 @@ std::vector<double> gradients(network& net, Policy policy, bool want_input = tru
 }
 
 /// The loss by plain calls without any chain, with the masks of the given step.
-double loss(network& net, std::uint64_t step) {
-  std::vector<double> in(x.begin(), x.end()), out;
+double loss(network& net, std::uint64_t step, const std::array<double, 6>& input = x) {
+  std::vector<double> in(input.begin(), input.end()), out;
   const auto run = [&](auto& layer) {
     out.assign(layer.output_bytes() / sizeof(double), 0);
     layer.forward(in.data(), out.data(), nullptr, rc::pass::again);
@@ -87,8 +86,7 @@ struct thrower : bytes_layer {
   }
 };
 
-template <class Call>
-std::string message(Call call) {
+template <class Call> std::string message(Call call) {
   try {
     call();
   } catch (const hd::error& e) {
@@ -120,6 +118,12 @@ TEST_CASE("gradients through a chain are those of finite differences", "[recompu
     largest = std::max(largest, std::abs(got[i]));
   }
   CHECK(largest > 0.01);  // something was tested
+  for (std::size_t i = 0; i < 6; ++i) {
+    auto up = x, down = x;
+    up[i] += h;
+    down[i] -= h;
+    CHECK(got[weights.size() + i] == Approx((loss(net, 1, up) - loss(net, 1, down)) / (2 * h)).margin(1e-8));
+  }
 }
 
 TEST_CASE("dropout and running statistics: the same bits under every schedule", "[recompute][chain]") {

@@ -18,10 +18,10 @@
 ///     TEST_CASE("my policy conforms") { heddle_test::conforms_to_policy(my_policy{}); }
 namespace heddle_test {
 
-/// Random chains of 0 to 40 layers, some sizes 0: the schedule is legal, every layer runs forward and backward as often as
-/// the simulator says, memory follows the simulated timeline byte for byte, and the gradients are those without policy.
-template <class Policy>
-void conforms_to_policy(Policy policy) {
+/// Random chains of 0 to 40 layers, some sizes 0: the schedule is legal, every layer runs forward and backward as often
+/// as the simulator says, memory follows the simulated timeline byte for byte, and the gradients are those without
+/// policy.
+template <class Policy> void conforms_to_policy(Policy policy) {
   static_assert(heddle::recompute::policy<Policy>);
   for (std::size_t n = 0; n <= 40; ++n) {
     for (unsigned seed = 0; seed < 3; ++seed) {

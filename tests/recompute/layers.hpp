@@ -134,9 +134,7 @@ struct dropout {
   double keep = 0.5;
   std::uint64_t step = 0;
 
-  bool stays(std::size_t i) const {
-    return static_cast<double>(mix(seed ^ mix(step ^ mix(i))) >> 11) < keep * 0x1p53;
-  }
+  bool stays(std::size_t i) const { return static_cast<double>(mix(seed ^ mix(step ^ mix(i))) >> 11) < keep * 0x1p53; }
   std::size_t output_bytes() const { return n * sizeof(double); }
   std::size_t saved_bytes() const { return 0; }
   void forward(const void* in, void* out, void*, pass kind) {

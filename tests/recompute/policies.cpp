@@ -14,9 +14,11 @@ struct cheap_again {
     using enum heddle::recompute::action;
     heddle::recompute::schedule s;
     auto cheap = [&](std::size_t i) { return i + 1 < costs.size() && costs[i].forward_time < threshold; };
-    for (std::size_t i = 0; i < costs.size(); ++i) s.steps.push_back({cheap(i) ? forward_keep_input : forward_keep_all, i});
+    for (std::size_t i = 0; i < costs.size(); ++i) {
+      s.steps.push_back({cheap(i) ? forward_keep_input : forward_keep_all, i});
+    }
     for (std::size_t i = costs.size(); i-- > 0;) {
-      if (cheap(i)) s.steps.insert(s.steps.end(), {{forward_keep_all, i}, {drop, i}});  // its saved block comes back
+      if (cheap(i)) s.steps.insert(s.steps.end(), {{forward_keep_all, i}, {drop, i}});  // its saved block is back
       s.steps.push_back({backward, i});
     }
     return s;

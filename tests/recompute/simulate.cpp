@@ -97,10 +97,10 @@ TEST_CASE("a timeline, written out by hand", "[recompute][simulate]") {
   CHECK(mine == rc::sqrt{.segment = 2}.plan(costs));
   const simulation s = simulate(mine, costs);
   const std::vector<simulation::event> expected{
-      {0, 10}, {1, 30}, {1, 20}, {2, 60}, {2, 64},          // forward: outputs, one dropped, the last with its block
-      {3, 84}, {3, 80}, {3, 40}, {3, 20},                   // gradient 20 in; block 4, output 40, input 20 out
-      {4, 30}, {4, 31}, {5, 51}, {5, 53}, {6, 33},          // the segment again
-      {7, 43}, {7, 23}, {7, 21}, {7, 11}, {8, 1}, {8, 0}};  // its backward
+      {0, 10}, {1, 30}, {1, 20}, {2, 60}, {2, 64},           // forward: outputs, one dropped, the last with its block
+      {3, 84}, {3, 80}, {3, 40}, {3, 20},                    // gradient 20 in; block 4, output 40, input 20 out
+      {4, 30}, {4, 31}, {5, 51}, {5, 53}, {6, 33},           // the segment again
+      {7, 43}, {7, 23}, {7, 21}, {7, 11}, {8, 1},  {8, 0}};  // its backward
   CHECK(s.timeline == expected);
   CHECK(s.peak_bytes == 84);
   CHECK(s.peak_step == 3);
@@ -123,7 +123,8 @@ TEST_CASE("illegal schedules are refused by step and layer", "[recompute][simula
   refused({{{forward_keep_all, 0}, {drop, 0}, {forward_keep_all, 0}}}, 1, 2, 0, "saved block is already held");
   refused({{{forward_keep_input, 0}, {backward, 0}}}, 1, 1, 0, "needs its saved block");
   refused({{{backward, 0}}}, 1, 0, 0, "no forward of the last layer", 0);
-  refused({{{forward_keep_all, 0}, {forward_keep_all, 1}, {backward, 0}}}, 2, 2, 0, "backward of layer 1 must come first");
+  refused({{{forward_keep_all, 0}, {forward_keep_all, 1}, {backward, 0}}}, 2, 2, 0,
+          "backward of layer 1 must come first");
   refused({{{forward_keep_all, 0}, {backward, 0}, {backward, 0}}}, 1, 2, 0, "already run");
   refused({{{forward_keep_all, 0}, {backward, 0}, {forward_keep_input, 0}}}, 1, 2, 0, "its backward has already run");
   refused({{{forward_keep_all, 0}, {forward_keep_all, 1}, {drop, 0}, {backward, 1}}}, 2, 3, 1, "needs its input");

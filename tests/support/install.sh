@@ -95,5 +95,5 @@ configure_and_build() {
   shift
   [ $# -gt 0 ] && targets=(--target "$@")
   step "configuring $preset" cmake --preset "$preset" || return
-  step "building $preset" cmake --build --preset "$preset" -j "$jobs" "${targets[@]}"
+  step "building $preset" cmake --build --preset "$preset" -j "$jobs" "${targets[@]}" -- -k 0
 }

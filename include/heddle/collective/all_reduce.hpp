@@ -29,6 +29,17 @@ inline bool same_cover(std::vector<interval> a, std::vector<interval> b) {
   return a == b;
 }
 
+// Whether the last round of the reduce-scatter half reduces exactly what is owned, so that it can finish the values too.
+inline bool last_round_finishes(const schedule& s, const std::vector<interval>& owned) {
+  std::vector<interval> reduced;
+  if (s.half()) {
+    for (const operation& o : s.round(s.half() - 1)) {
+      if (o.act == action::reduce) reduced.push_back(o.range);
+    }
+  }
+  return same_cover(std::move(reduced), owned);
+}
+
 inline void check_buffer(const char* what, const void* data, std::size_t count) {
   if (!data && count) {
     throw argument_error(std::string("heddle::") + what + ": null buffer with count " + std::to_string(count));
@@ -60,13 +71,7 @@ class all_reduce_plan {
       schedule_ = t.all_reduce(rank, size, count);
       owned_.assign(schedule_.owned().begin(), schedule_.owned().end());
       if (!schedule_.halved()) owned_ = {{0, count}};
-      std::vector<interval> reduced;
-      if (schedule_.half()) {
-        for (const operation& o : schedule_.round(schedule_.half() - 1)) {
-          if (o.act == action::reduce) reduced.push_back(o.range);
-        }
-      }
-      fused_ = detail::same_cover(reduced, owned_);
+      fused_ = detail::last_round_finishes(schedule_, owned_);
     }
   }
 
@@ -92,7 +97,7 @@ class all_reduce_plan {
     } else {
       const double factor = l.average ? 1.0 / comm.size() : 1.0;
       bool left_range = executor_.run(comm, schedule_, 0, schedule_.half(), h, data, l.bytes, &l, factor, fused_);
-      if (!fused_ && (l.average || l.type == dtype::f16)) {
+      if (!fused_ && (l.average || l.scaled())) {
         for (const interval b : owned_) left_range |= executor_.finish(b, data, l, factor);
       }
       left_range |= executor_.run(comm, schedule_, schedule_.half(), schedule_.rounds(), h, data, l.bytes, &l);
@@ -120,13 +125,15 @@ bool all_reduce(Comm& comm, const Topology& t, std::span<Element, Extent> data, 
 }
 
 /// @brief The same, out of place. `in` and `out` must be equal or disjoint.
-/// Throws: argument_error if the sizes differ or the buffers overlap without being equal.
+/// Throws: argument_error if the sizes differ, a buffer is null with a count, or they overlap without being equal.
 template <communicator Comm, class Topology, class Element, class Op = sum>
 bool all_reduce(Comm& comm, const Topology& t, std::span<const Element> in, std::span<Element> out, const Op& op = {}) {
   if (in.size() != out.size()) {
     throw argument_error("heddle::all_reduce: " + std::to_string(in.size()) + " elements in, " +
                          std::to_string(out.size()) + " out; allowed is the same number");
   }
+  detail::check_buffer("all_reduce", in.data(), in.size());
+  detail::check_buffer("all_reduce", out.data(), out.size());
   const auto a = reinterpret_cast<std::uintptr_t>(in.data()), b = reinterpret_cast<std::uintptr_t>(out.data());
   if (a != b && a < b + out.size_bytes() && b < a + in.size_bytes()) {
     throw argument_error("heddle::all_reduce: input and output overlap without being equal");

@@ -78,7 +78,7 @@ class executor {
   template <communicator Comm>
   bool run(Comm& comm, const schedule& s, std::size_t from, std::size_t to, header h, std::byte* buffer,
            std::size_t bytes, const leaf* l, double factor = 1.0, bool final = false) {
-    const bool scaled = l && l->type == dtype::f16;  // float16 sums carry a power of two
+    const bool scaled = l && l->scaled();  // float16 sums carry a power of two
     if (scaled && from == 0) contributions_.reset(h.count);
     bool left_range = false;
     for (std::size_t r = from; r < to; ++r) {
@@ -116,7 +116,7 @@ class executor {
   bool finish(interval b, std::byte* buffer, const leaf& l, double factor) {
     if (!b.count) return false;
     std::byte* const at = buffer + b.begin * l.bytes;
-    const bool scaled = l.type == dtype::f16;
+    const bool scaled = l.scaled();
     const operand x{at, scaled ? detail::contributions::exponent(contributions_.of(b)) : 0};
     const bool left_range = l.reduce(l.context, &x, 1, at, b.count, 0, factor);
     if (scaled) contributions_.set(b, 1);
@@ -131,7 +131,7 @@ class executor {
 
   bool apply(int rank, std::span<const operation> round, std::span<const arrival> arrivals, std::byte* buffer,
              std::size_t bytes, const leaf* l, double factor, bool last) {
-    const bool scaled = l && l->type == dtype::f16;
+    const bool scaled = l && l->scaled();
     bool left_range = false;
     done_.assign(receives_.size(), 0);
     scratch_used_ = 0;

@@ -68,6 +68,7 @@ void all_gather(Comm& comm, const Topology& t, std::span<const Element> mine, st
   const std::vector<std::size_t> counts(static_cast<std::size_t>(comm.size()), mine.size());
   detail::check_counts("all_gather", detail::consecutive(counts), comm.size(), all.size());
   detail::check_buffer("all_gather", mine.data(), mine.size());
+  detail::check_buffer("all_gather", all.data(), all.size());
   Element* const place = all.data() + mine.size() * static_cast<std::size_t>(comm.rank());
   if (!mine.empty() && place != mine.data()) std::memmove(place, mine.data(), mine.size_bytes());
   all_gather(comm, t, all, std::span<const std::size_t>(counts));
@@ -91,8 +92,10 @@ std::span<Element> reduce_scatter(Comm& comm, const Topology& t, std::span<Eleme
   const header h{operation_kind::reduce_scatter, l.type, l.id, 0, comm.next_sequence(), 1, data.size()};
   std::byte* const bytes = reinterpret_cast<std::byte*>(data.data());
   executor x;
-  x.run(comm, s, 0, s.rounds(), h, bytes, l.bytes, &l);
-  if (comm.size() > 1 && (l.average || l.type == dtype::f16)) x.finish(own, bytes, l, l.average ? 1.0 / comm.size() : 1.0);
+  const double factor = l.average ? 1.0 / comm.size() : 1.0;
+  const bool fused = s.half() == s.rounds() && detail::last_round_finishes(s, {own});
+  x.run(comm, s, 0, s.rounds(), h, bytes, l.bytes, &l, factor, fused);
+  if (!fused && comm.size() > 1 && (l.average || l.scaled())) x.finish(own, bytes, l, factor);
   return data.subspan(own.begin, own.count);
 }
 

@@ -80,6 +80,10 @@ class staged {
     const action receive = reducing ? action::reduce : action::copy;
     const auto peer = [&](int x) { return rank + (x - mine) * stride; };
     const auto add = [&](action act, int to, int x) {
+      if (stride * f == size) {  // one owner
+        s.add(act, peer(to), blocks[static_cast<std::size_t>(rank % stride + stride * x)]);
+        return;
+      }
       for (const interval b : part(rank, size, blocks, stride, f, x)) s.add(act, peer(to), b);
     };
     if (how_ == exchange::direct) {

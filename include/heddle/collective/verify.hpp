@@ -16,7 +16,7 @@ enum class fault {
   bad_peer,        ///< A peer is not another rank.
   bad_range,       ///< An interval leaves the buffer.
   unmatched,       ///< A send has no receive, or its interval differs from the receive's.
-  overlap,         ///< A copy overlaps a send or another receive of its round.
+  overlap,         ///< A copy overlaps a send or another receive of its round, or two reduces overlap in part.
   double_count,    ///< A contribution arrives twice in an element.
   incomplete,      ///< An element lacks contributions at the end.
   owner            ///< owned() is not final after half() rounds, or doesn't cover each element once.
@@ -63,6 +63,7 @@ constexpr std::uint64_t contribution(int rank, int size) noexcept {
 class atoms {
  public:
   constexpr atoms(std::span<const schedule> all, std::span<const interval> extra, std::size_t count) {
+    std::size_t limit = 1024;
     cuts_.push_back(0);
     cuts_.push_back(count);
     const auto add = [&](interval b) {
@@ -71,11 +72,17 @@ class atoms {
     };
     for (const interval b : extra) add(b);
     for (const schedule& s : all) {
-      for (const operation& o : s.operations()) add(o.range);
+      for (const operation& o : s.operations()) {
+        if (o.act != action::send) continue;  // a receive has the interval of its send
+        add(o.range);
+        if (cuts_.size() > limit) {  // most cuts repeat
+          tidy();
+          limit = 2 * cuts_.size() + 1024;
+        }
+      }
       for (const interval b : s.owned()) add(b);
     }
-    std::sort(cuts_.begin(), cuts_.end());
-    cuts_.erase(std::unique(cuts_.begin(), cuts_.end()), cuts_.end());
+    tidy();
   }
   constexpr std::size_t size() const { return cuts_.size() - 1; }
   // Atoms [first, second) of an interval.
@@ -84,11 +91,33 @@ class atoms {
   }
 
  private:
+  constexpr void tidy() {
+    std::sort(cuts_.begin(), cuts_.end());
+    cuts_.erase(std::unique(cuts_.begin(), cuts_.end()), cuts_.end());
+  }
   constexpr std::size_t index(std::size_t at) const {
     return static_cast<std::size_t>(std::lower_bound(cuts_.begin(), cuts_.end(), at) - cuts_.begin());
   }
   std::vector<std::size_t> cuts_;
 };
+
+constexpr void sort_intervals(std::vector<interval>& v) {
+  std::sort(v.begin(), v.end(), [](interval a, interval b) { return a.begin != b.begin ? a.begin < b.begin : a.count < b.count; });
+}
+
+// Of a sorted list; where any two overlap, two neighbours do.
+constexpr bool neighbours_overlap(std::span<const interval> v) {
+  for (std::size_t i = 1; i < v.size(); ++i) {
+    if (v[i - 1].overlaps(v[i])) return true;
+  }
+  return false;
+}
+
+// Whether b overlaps one of a sorted, disjoint list.
+constexpr bool overlaps_any(std::span<const interval> v, interval b) {
+  const auto x = std::partition_point(v.begin(), v.end(), [&](interval a) { return a.end() <= b.begin; });
+  return x != v.end() && x->overlaps(b);
+}
 
 // What a proof starts from and must reach.
 struct goal {
@@ -152,48 +181,73 @@ constexpr verdict prove(std::span<const schedule> all, std::size_t count, goal g
     return {};
   };
 
+  struct sending {
+    int source;
+    const operation* what;
+  };
   struct arrival_of {
     int rank;
     std::size_t atom;
     action act;
     std::uint64_t set;
   };
+  std::vector<std::span<const operation>> now(at(size));  // this round of every rank
+  std::vector<sending> sent;                              // its sends: by destination, by source, in list order
+  std::vector<std::size_t> first(at(size) + 1), cursor(at(size)), nth(at(size));
   std::vector<arrival_of> arriving;
-  std::vector<std::size_t> nth(at(size), 0);  // messages taken from each peer in this round
+  std::vector<interval> copies, reduces;
   for (std::size_t k = 0; k < rounds; ++k) {
     if (all[0].halved() && k == all[0].half()) {
       if (const verdict v = owners_right(); !v) return v;
     }
-    arriving.clear();  // all reads see the state before the round, so apply what arrives after the last of them
-    std::size_t sends = 0, receives = 0;
+    std::fill(first.begin(), first.end(), 0);
     for (int r = 0; r < size; ++r) {
-      const std::span<const operation> mine = all[at(r)].round(k);
-      for (const operation& o : mine) nth[o.peer] = 0;
-      for (std::size_t i = 0; i < mine.size(); ++i) {
-        const operation& o = mine[i];
-        if (o.act == action::send) {
-          ++sends;
-          continue;
-        }
+      now[at(r)] = all[at(r)].round(k);
+      for (const operation& o : now[at(r)]) first[o.peer + 1] += o.act == action::send;
+    }
+    for (std::size_t r = 0; r < at(size); ++r) {
+      cursor[r] = first[r];
+      first[r + 1] += first[r];
+    }
+    sent.assign(first.back(), {});
+    for (int r = 0; r < size; ++r) {
+      for (const operation& o : now[at(r)]) {
+        if (o.act == action::send) sent[cursor[o.peer]++] = {r, &o};
+      }
+    }
+
+    arriving.clear();  // all reads see the state before the round, so apply what arrives after the last of them
+    std::size_t receives = 0;
+    for (int r = 0; r < size; ++r) {
+      copies.clear();
+      reduces.clear();
+      for (const operation& o : now[at(r)]) {
+        nth[o.peer] = 0;  // messages taken from each peer in this round
+        if (o.act == action::copy) copies.push_back(o.range);
+        if (o.act == action::reduce && (reduces.empty() || !(reduces.back() == o.range))) reduces.push_back(o.range);
+      }
+      sort_intervals(copies);
+      sort_intervals(reduces);
+      reduces.erase(std::unique(reduces.begin(), reduces.end()), reduces.end());
+      if (neighbours_overlap(copies) || neighbours_overlap(reduces)) return {fault::overlap, r, k};
+      for (const operation& o : now[at(r)]) {
+        if (o.act != action::copy && overlaps_any(copies, o.range)) return {fault::overlap, r, k};
+        if (o.act == action::send) continue;
         ++receives;
-        for (std::size_t j = 0; o.act == action::copy && j < mine.size(); ++j) {
-          if (j != i && mine[j].range.overlaps(o.range)) return {fault::overlap, r, k};
-        }
         // The peer's matching send.
-        std::size_t skip = nth[o.peer]++;
-        const operation* match = nullptr;
-        for (const operation& p : all[o.peer].round(k)) {
-          if (p.act == action::send && p.peer == static_cast<std::uint32_t>(r) && skip-- == 0) {
-            match = &p;
-            break;
-          }
+        auto match = sent.begin() + static_cast<std::ptrdiff_t>(first[at(r)]);
+        const auto last = sent.begin() + static_cast<std::ptrdiff_t>(first[at(r) + 1]);
+        match = std::partition_point(match, last, [&](const sending& x) { return x.source < static_cast<int>(o.peer); });
+        const auto skip = static_cast<std::ptrdiff_t>(nth[o.peer]++);
+        if (last - match <= skip || match[skip].source != static_cast<int>(o.peer) ||
+            !(match[skip].what->range == o.range)) {
+          return {fault::unmatched, r, k};
         }
-        if (!match || !(match->range == o.range)) return {fault::unmatched, r, k};
         const auto [from, to] = cut.of(o.range);
         for (std::size_t a = from; a < to; ++a) arriving.push_back({r, a, o.act, state[o.peer][a]});
       }
     }
-    if (sends != receives) return {fault::unmatched, -1, k};
+    if (sent.size() != receives) return {fault::unmatched, -1, k};
     for (const arrival_of& x : arriving) {
       std::uint64_t& here = state[at(x.rank)][x.atom];
       if (x.act == action::copy) here = x.set;
@@ -219,10 +273,12 @@ constexpr verdict prove(std::span<const schedule> all, std::size_t count, goal g
 /// constexpr up to about 16 ranks at the compilers' default limits; beyond, call it at run time (above 64 ranks sets
 /// are compared by 64-bit fingerprints).
 /// @param t The topology. @param size Ranks, at least 1. @param count Elements; 0 means size + 1.
+/// Throws: argument_error if size < 1, and what the topology throws.
 template <class Topology>
 constexpr verdict verify(const Topology& t, int size, std::size_t count = 0) {
   static_assert(has_all_reduce_schedule<Topology>,
                 "heddle::verify: a topology must provide schedule all_reduce(int rank, int size, size_t count) const");
+  if (size < 1) throw argument_error("heddle::verify: " + std::to_string(size) + " ranks, allowed is 1 or more");
   const std::size_t n = count ? count : static_cast<std::size_t>(size) + 1;
   std::vector<schedule> all;
   for (int r = 0; r < size; ++r) all.push_back(t.all_reduce(r, size, n));
@@ -232,6 +288,7 @@ constexpr verdict verify(const Topology& t, int size, std::size_t count = 0) {
 /// @brief Proves reduce_scatter and all_gather of a topology for blocks in rank order with the given counts.
 template <class Topology>
 constexpr verdict verify_blocks(const Topology& t, std::span<const std::size_t> counts) {
+  if (counts.empty()) throw argument_error("heddle::verify_blocks: no counts, needed is one for each rank");
   std::vector<interval> blocks;
   std::size_t n = 0;
   for (const std::size_t c : counts) {

@@ -66,7 +66,7 @@ class counting {
   {
     const bool r = inner_.native_all_reduce(h, in, out, count, l);
     const auto p = static_cast<std::uint64_t>(size());
-    counters_->bytes += 2 * (count * l.bytes) / p * (p - 1);
+    counters_->bytes += 2 * count * l.bytes * (p - 1) / p;
     counters_->messages += p > 1;
     return r;
   }

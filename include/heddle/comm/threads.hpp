@@ -41,15 +41,40 @@ struct native_slot {
   void* out = nullptr;
 };
 
+// Where a rank stands, for the message of a peer that has waited too long.
+struct alignas(64) standing {
+  std::atomic<int> waits_for{-1};       // the peer of a pending exchange
+  std::atomic<std::uint64_t> gates{0};  // how often it has come to the gate
+};
+
 struct world {
   world(std::shared_ptr<session> s, int n)
       : shared(std::move(s)), ranks(n), boxes(std::make_unique<box[]>(static_cast<std::size_t>(n) * n)),
-        natives(static_cast<std::size_t>(n)) {}
+        standings(std::make_unique<standing[]>(static_cast<std::size_t>(n))), natives(static_cast<std::size_t>(n)) {}
   box& between(int source, int destination) { return boxes[static_cast<std::size_t>(source) * ranks + destination]; }
+
+  // Follows who waits for whom to a rank that waits for nobody; in a circle, `peer` itself.
+  int culprit(int peer) const {
+    int at = peer;
+    for (int hops = 0; hops < ranks; ++hops) {
+      const int next = standings[static_cast<std::size_t>(at)].waits_for.load(std::memory_order_acquire);
+      if (next < 0) return at;
+      at = next;
+    }
+    return peer;
+  }
+  // The first rank that has come to the gate less than `times` times; -1 if none.
+  int missing(std::uint64_t times) const {
+    for (int r = 0; r < ranks; ++r) {
+      if (standings[static_cast<std::size_t>(r)].gates.load(std::memory_order_acquire) < times) return r;
+    }
+    return -1;
+  }
 
   std::shared_ptr<session> shared;
   int ranks;
   std::unique_ptr<box[]> boxes;
+  std::unique_ptr<standing[]> standings;
   std::vector<native_slot> natives;
   gate door;
   std::shared_ptr<world> child;  // handed over by duplicate()
@@ -82,9 +107,9 @@ class communicator {
   communicator duplicate() {
     const header h{.kind = operation_kind::control};
     if (rank_ == 0) world_->child = std::make_shared<detail::world>(world_->shared, world_->ranks);
-    pass(h, world_->door.arrive_and_wait(*world_->shared, rank_, size()), -1);
+    meet(h, false);
     std::shared_ptr<detail::world> child = world_->child;
-    pass(h, world_->door.arrive_and_wait(*world_->shared, rank_, size(), true), -1);
+    meet(h, true);
     if (rank_ == 0) world_->child.reset();
     return {std::move(child), rank_};
   }
@@ -103,10 +128,13 @@ class communicator {
       release();
       for (const int peer : sent_) {
         detail::box& b = world_->between(rank_, peer);
-        pass(h, s.wait(rank_, [&] { return b.state.load(std::memory_order_seq_cst) == detail::box::empty; }), peer);
+        await(h, peer, [&] { return b.state.load(std::memory_order_seq_cst) == detail::box::empty; });
       }
+    } catch (const std::exception& e) {
+      retreat(e.what());
+      throw;
     } catch (...) {
-      retreat();
+      retreat("an exception that is not a std::exception");
       throw;
     }
   }
@@ -121,14 +149,15 @@ class communicator {
     detail::session& s = *world_->shared;
     const auto me = static_cast<std::size_t>(rank_), p = static_cast<std::size_t>(size());
     world_->natives[me] = {h, in, out};
-    pass(h, world_->door.arrive_and_wait(s, rank_, size()), -1);
+    meet(h, false);
     // From here on nobody may leave before everybody is done.
     int odd = -1;
     for (std::size_t r = 0; r < p; ++r) {
       if (!world_->natives[r].head.matches(h)) odd = static_cast<int>(r);
     }
     bool left_range = false;
-    if (odd < 0) {
+    std::exception_ptr thrown;
+    if (odd < 0) try {
       const std::size_t line = std::max<std::size_t>(1, 64 / l.bytes);
       const std::size_t share = ((count + p - 1) / p + line - 1) / line * line;
       const std::size_t begin = std::min(count, share * me), end = std::min(count, begin + share);
@@ -147,14 +176,38 @@ class communicator {
           if (theirs != mine) std::memcpy(theirs, mine, m * l.bytes);
         }
       }
+    } catch (const std::exception& e) {
+      thrown = std::current_exception();
+      s.fail(rank_, "the reduction of rank " + std::to_string(rank_) + " threw: " + e.what());
     }
     const std::string theirs = odd >= 0 ? heddle::detail::describe(world_->natives[static_cast<std::size_t>(odd)].head, 0) : "";
-    world_->door.arrive_and_wait(s, rank_, size(), true);
+    meet(h, true);
+    if (thrown) std::rethrow_exception(thrown);
     if (odd >= 0) mismatch(h, 0, odd, theirs);
+    if (s.failed() >= 0) pass(h, detail::wait_end::failed, -1);  // perhaps in its part of this result
     return left_range;
   }
 
  private:
+  // Waits for a peer, or throws.
+  template <class Ready>
+  void await(const header& h, int peer, Ready&& ready) {
+    if (ready()) return;
+    std::atomic<int>& mark = world_->standings[static_cast<std::size_t>(rank_)].waits_for;
+    mark.store(peer, std::memory_order_release);
+    const detail::wait_end end = world_->shared->wait(rank_, ready);
+    if (end == detail::wait_end::ready) mark.store(-1, std::memory_order_release);  // else the mark stays, for others
+    else pass(h, end, world_->culprit(peer));
+  }
+
+  // Waits at the gate, or throws; with `must_open` it can't fail.
+  void meet(const header& h, bool must_open) {
+    std::atomic<std::uint64_t>& gates = world_->standings[static_cast<std::size_t>(rank_)].gates;
+    const std::uint64_t times = gates.fetch_add(1, std::memory_order_acq_rel) + 1;
+    const detail::wait_end end = world_->door.arrive_and_wait(*world_->shared, rank_, size(), must_open);
+    if (end != detail::wait_end::ready) pass(h, end, world_->missing(times));
+  }
+
   // Throws unless the wait ended well; tells every rank why.
   void pass(const header& h, detail::wait_end end, int peer) {
     detail::session& s = *world_->shared;
@@ -210,7 +263,7 @@ class communicator {
           int posted = detail::box::posted;
           return b.state.compare_exchange_strong(posted, detail::box::reading, std::memory_order_seq_cst);
         };
-        pass(h, world_->shared->wait(rank_, take), m.peer);
+        await(h, m.peer, take);
         read_.push_back(m.peer);
         b.taken = 0;
       }
@@ -235,9 +288,9 @@ class communicator {
   }
 
   // First tell everybody, then let nobody begin to read here, then wait for those who have begun.
-  void retreat() noexcept {
+  void retreat(const char* why) noexcept {
     detail::session& s = *world_->shared;
-    s.fail(rank_, "an exchange of rank " + std::to_string(rank_) + " failed");
+    if (s.failed() < 0) s.fail(rank_, "an exchange of rank " + std::to_string(rank_) + " failed: " + why);
     release();
     for (const int peer : sent_) {
       detail::box& b = world_->between(rank_, peer);

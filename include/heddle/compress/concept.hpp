@@ -101,20 +101,28 @@ concept compressor = elementwise_compressor<Compressor> || packet_compressor<Com
 template <class Transform>
 concept transform = has_scale<Transform> && !compressor<Transform>;
 
+template <class First, class Second>
+struct chain;
+
 namespace detail {
 template <class Part>
 inline constexpr bool is_gradient_part = transform<Part> || compressor<Part>;
+template <class First, class Second>
+inline constexpr bool is_gradient_part<chain<First, Second>> = true;
+
+template <class Part>
+inline constexpr bool ends_in_compressor = compressor<Part>;
+template <class First, class Second>
+inline constexpr bool ends_in_compressor<chain<First, Second>> = ends_in_compressor<Second>;
 }  // namespace detail
 
-/// @brief `first | second`: transforms and at most one compressor, applied from left to right.
+/// @brief `first | second`: transforms, applied from left to right, and a compressor at the end where one travels.
 ///
-/// A chain is a compressor if its last part is one, else a transform. Made by `operator|`, not by hand.
+/// Made by `operator|`, not by hand.
 template <class First, class Second>
 struct chain {
-  static_assert(transform<First>,
+  static_assert(!detail::ends_in_compressor<First>,
                 "heddle::operator|: the left side must be a gradient transform such as clip; a compressor ends the chain");
-  static_assert(detail::is_gradient_part<Second>,
-                "heddle::operator|: the right side must be a gradient transform or a compressor with encode(); see docs/compress.md");
   First first;    ///< Applied first.
   Second second;  ///< Applied to what the first gives.
 
@@ -124,7 +132,7 @@ struct chain {
 
 /// @brief Chains gradient transforms, and a compressor at the end.
 template <class First, class Second>
-  requires detail::is_gradient_part<std::remove_cvref_t<First>> && detail::is_gradient_part<std::remove_cvref_t<Second>>
+  requires detail::is_gradient_part<First> && detail::is_gradient_part<Second>
 constexpr auto operator|(First first, Second second) {
   return chain<First, Second>{first, second};
 }
@@ -132,7 +140,9 @@ constexpr auto operator|(First first, Second second) {
 namespace detail {
 // The compressor at the end of a chain, or the thing itself.
 template <class Part>
-constexpr const Part& last_of(const Part& p) { return p; }
+constexpr const Part& last_of(const Part& p) {
+  return p;
+}
 template <class First, class Second>
 constexpr const auto& last_of(const chain<First, Second>& c) { return last_of(c.second); }
 
@@ -144,7 +154,7 @@ float scale_of(const Part& p, slice<const float> g, float before, const encode_c
 }
 template <class First, class Second>
 float scale_of(const chain<First, Second>& c, slice<const float> g, float before, const encode_context& x) {
-  return scale_of(c.second, g, c.first.scale(g, before, x), x);
+  return scale_of(c.second, g, scale_of(c.first, g, before, x), x);
 }
 }  // namespace detail
 

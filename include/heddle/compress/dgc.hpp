@@ -67,7 +67,7 @@ inline void select_largest(slice<const float> v, std::size_t k, std::vector<std:
 ///          (ties by index); a non-finite gradient makes every rank skip the step; decay inside the local gradient.
 /// Throws:  argument_error if sparsity is outside [0, 1) or a tensor has 2^32 elements or more.
 struct dgc {
-  float sparsity = 0.999f;          ///< Fraction held back after warm-up, in [0, 1).
+  double sparsity = 0.999;           ///< Fraction held back after warm-up, in [0, 1).
   std::size_t begin_step = 0;       ///< Steps before it are dense.
   std::size_t warmup_steps = 0;     ///< Steps after `begin_step` over which sparsity rises: 75, 93.75, 98.4375, 99.6 %, as
                                     ///< far as these are below `sparsity`, a fourth of the steps each.
@@ -78,10 +78,10 @@ struct dgc {
   static constexpr bool owns_momentum = true;     ///< Momentum and decay are applied here, not by the optimizer.
 
   /// Sparsity in force at a step.
-  float sparsity_at(std::size_t step) const noexcept {
-    constexpr float stages[4] = {0.75f, 0.9375f, 0.984375f, 0.996f};
+  double sparsity_at(std::size_t step) const noexcept {
+    constexpr double stages[4] = {0.75, 0.9375, 0.984375, 0.996};
     if (step < begin_step || step >= begin_step + warmup_steps) return sparsity;
-    const float s = stages[std::min<std::size_t>(3, (step - begin_step) * 4 / warmup_steps)];
+    const double s = stages[std::min<std::size_t>(3, (step - begin_step) * 4 / warmup_steps)];
     return std::min(s, sparsity);
   }
 
@@ -90,10 +90,10 @@ struct dgc {
 
   /// Number of entries sent of a tensor of n elements: ceil((1 - sparsity) n), at most n.
   std::size_t entries(std::size_t n, const encode_context& x) const {
-    if (!(sparsity >= 0.0f && sparsity < 1.0f)) {
+    if (!(sparsity >= 0.0 && sparsity < 1.0)) {
       throw argument_error("heddle::dgc: sparsity is " + std::to_string(sparsity) + ", allowed is 0 <= sparsity < 1");
     }
-    const double kept = 1.0 - static_cast<double>(sparsity_at(x.step));
+    const double kept = 1.0 - sparsity_at(x.step);
     return std::min(n, static_cast<std::size_t>(std::ceil(kept * static_cast<double>(n) * (1.0 - 1e-7))));
   }
 

@@ -5,6 +5,7 @@
 #include <heddle/core/detail/convert_loops.hpp>
 #include <heddle/core/float16.hpp>
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>

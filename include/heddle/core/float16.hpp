@@ -16,7 +16,7 @@ HEDDLE_HD constexpr std::uint16_t float_to_half(float f) noexcept {
   const std::uint32_t x = __builtin_bit_cast(std::uint32_t, f);
   const std::uint32_t sign = (x >> 16) & 0x8000u;
   const std::uint32_t a = x & 0x7fffffffu;
-  if (a > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7e00u | ((a >> 13) & 0x3ffu));  // NaN stays NaN, quiet
+  if (a > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7e00u | ((a >> 13) & 0x3ffu));  // NaN, made quiet
   if (a >= 0x477ff000u) return static_cast<std::uint16_t>(sign | 0x7c00u);  // 65520 and above round to infinity
   if (a >= 0x38800000u) {                                                   // normal in binary16
     const std::uint32_t r = a + 0xfffu + ((a >> 13) & 1u);

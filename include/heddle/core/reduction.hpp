@@ -45,6 +45,9 @@ struct leaf {
   std::size_t bytes;      ///< Size of one element.
   function reduce;        ///< The loop.
   const void* context;    ///< The user's functor, or null. Must outlive the call.
+
+  /// Whether partial results are stored divided by a power of two: float16 sums, which would leave the range otherwise.
+  constexpr bool scaled() const noexcept { return type == dtype::f16 && (id == 1 || id == 2); }
 };
 
 namespace detail {
@@ -56,6 +59,7 @@ template <> struct wide<float> { using type = double; };
 template <> struct wide<float16> { using type = float; };
 template <> struct wide<bfloat16> { using type = float; };
 template <> struct wide<std::int32_t> { using type = std::int64_t; };
+template <> struct wide<std::uint8_t> { using type = std::uint32_t; };
 
 template <class Op>
 inline constexpr std::uint8_t reduction_id = 255;  // user operations
@@ -66,7 +70,11 @@ template <> inline constexpr std::uint8_t reduction_id<max> = 4;
 
 template <class Op, class A>
 constexpr A combine(const Op& op, A a, A b) {
-  if constexpr (std::is_same_v<Op, sum> || std::is_same_v<Op, mean>) return static_cast<A>(a + b);
+  constexpr bool adds = std::is_same_v<Op, sum> || std::is_same_v<Op, mean>;
+  if constexpr (adds && std::is_integral_v<A>) {  // integers wrap around
+    using bits = std::make_unsigned_t<A>;
+    return static_cast<A>(static_cast<bits>(static_cast<bits>(a) + static_cast<bits>(b)));
+  } else if constexpr (adds) return static_cast<A>(a + b);
   else if constexpr (std::is_same_v<Op, min>) return (a < b || a != a) ? a : b;
   else if constexpr (std::is_same_v<Op, max>) return (a > b || a != a) ? a : b;
   else return op(a, b);
@@ -81,15 +89,18 @@ bool reduce_loop(const void* context, const operand* in, int inputs, void* out, 
   constexpr bool builtin = reduction_id<Op> != 255;
   using acc = std::conditional_t<builtin, typename wide<T>::type, T>;
   constexpr bool adds = std::is_same_v<Op, sum> || std::is_same_v<Op, mean>;
-  const Op& op = builtin ? Op{} : *static_cast<const Op*>(context);
-  (void)op, (void)context, (void)exponent, (void)factor;
+  const auto both = [context](acc a, acc b) -> acc {
+    if constexpr (builtin) return (void)context, combine(Op{}, a, b);
+    else return combine(*static_cast<const Op*>(context), a, b);
+  };
+  (void)exponent, (void)factor;
   T* const o = static_cast<T*>(out);
 
   // Two floats, nothing to scale: the sum of two floats rounds the same from double as from float.
   if constexpr (std::is_same_v<T, float> && builtin) {
     if (inputs == 2 && factor == 1.0) {
       const float *a = static_cast<const float*>(in[0].data), *b = static_cast<const float*>(in[1].data);
-      for (std::size_t i = 0; i < count; ++i) o[i] = combine(op, a[i], b[i]);
+      for (std::size_t i = 0; i < count; ++i) o[i] = combine(Op{}, a[i], b[i]);
       return false;
     }
   }
@@ -102,17 +113,17 @@ bool reduce_loop(const void* context, const operand* in, int inputs, void* out, 
     for (int k = 0; k < inputs; ++k) {
       const T* const x = static_cast<const T*>(in[k].data) + base;
       const auto load = [&](std::size_t i) -> acc {
-        if constexpr (std::is_same_v<T, float16>) return static_cast<float>(x[i]) * pow2(in[k].exponent);
+        if constexpr (std::is_same_v<T, float16> && builtin) return static_cast<float>(x[i]) * pow2(in[k].exponent);
         else return static_cast<acc>(x[i]);
       };
       if (k == 0) {
         for (std::size_t i = 0; i < m; ++i) a[i] = load(i);
       } else {
-        for (std::size_t i = 0; i < m; ++i) a[i] = combine(op, a[i], load(i));
+        for (std::size_t i = 0; i < m; ++i) a[i] = both(a[i], load(i));
       }
     }
     T* const y = o + base;
-    if constexpr (std::is_same_v<T, float16>) {
+    if constexpr (std::is_same_v<T, float16> && builtin) {
       const double f = (adds ? factor : 1.0) * pow2(-exponent);
       unsigned inf = 0;
       for (std::size_t i = 0; i < m; ++i) {

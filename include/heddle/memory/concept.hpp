@@ -46,14 +46,14 @@ concept has_equality = std::equality_comparable<Resource>;
 ///
 /// The queue comes first: memory from `allocate` may be used by work on that queue, and `deallocate` makes it available
 /// to work that the same queue does afterwards. Memory from `allocate_sync` may be used at once and anywhere;
-/// `deallocate_sync` is called when nobody uses it any more. On the host, whose queue does everything at once, both pairs
-/// are the same. No parameter has a default value.
+/// `deallocate_sync` is called when nobody uses it any more. On the host, whose queue does everything at once, both
+/// pairs are the same. No parameter has a default value.
 ///
 /// Rules, tested for any model by `tests/memory/conformance.hpp`:
 ///
 /// - zero bytes give nullptr; giving nullptr back does nothing; neither is counted by any adaptor;
-/// - the alignment is that of the pointer, a power of two from 1 to 4096; anything else is an `argument_error`, also when
-///   zero bytes are asked for;
+/// - the alignment is that of the pointer, a power of two from 1 to 4096; anything else is an `argument_error`,
+///   also when zero bytes are asked for;
 /// - a size that can't be had, or overflows when rounded up, is a `memory_error`, and nothing has changed;
 /// - adaptors hold what is below them by value; a copy shares its state with the original.
 ///

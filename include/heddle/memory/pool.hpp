@@ -25,10 +25,10 @@ inline namespace v0 {
 
 /// @brief How a `pool` takes memory from its upstream. All but `granularity` in bytes, any value legal unless stated.
 struct pool_options {
-  std::size_t initial = 0;                        ///< Taken at construction; at most `max`.
+  std::size_t initial = 0;                         ///< Taken at construction; at most `max`.
   std::size_t max = static_cast<std::size_t>(-1);  ///< The most it may hold at once.
-  std::size_t growth = std::size_t{2} << 20;  ///< Smallest chunk to ask for; less when that is over 1/8 of what is left.
-  std::size_t granularity = 64;               ///< Blocks start at multiples of this; a power of two in 1..4096.
+  std::size_t growth = std::size_t{2} << 20;       ///< Chunks for smaller requests are up to this large.
+  std::size_t granularity = 64;                    ///< Blocks start at multiples of this; a power of two in 1..4096.
 
   friend constexpr bool operator==(const pool_options&, const pool_options&) = default;
 };
@@ -36,10 +36,11 @@ struct pool_options {
 /// @brief Keeps memory that is given back and hands it out again: best fit, neighbours merged, grown in chunks.
 ///
 /// A request takes the smallest free block that holds it, at the lowest address among equals, and leaves the rest free.
-/// If there is none, the pool asks its upstream for a chunk: of the request's size, or of `.growth` if that is more and
-/// no more than an eighth of what the limit leaves. If the limit stands in the way, chunks without a live block go back
-/// first. So capacity is held back only by live blocks: with nothing live, any size up to `.max` succeeds, and repeated
-/// requests of more than `.growth` find all of `.max`.
+/// If there is none, the pool asks its upstream for a chunk: of the request's size, or as many times that as fit into
+/// `.growth` and into an eighth of what the limit leaves. If the limit stands in the way, chunks without a live block
+/// go back first. When a request comes while nothing is live, all chunks are exchanged for one of their total size. So
+/// only a live block holds capacity back, that of its chunk: with nothing live, any size up to `.max` succeeds, and a
+/// step that frees all it takes runs in a single chunk from the second or third time on.
 ///
 /// @code{.cpp}
 /// heddle::pool memory{heddle::host_resource{}, {.initial = 1 << 20, .max = 64 << 20}};
@@ -70,6 +71,7 @@ class pool {
     detail::check_alignment("pool", alignment);
     if (bytes == 0) return nullptr;
     std::lock_guard lock(state_->mutex);
+    state_->unite(bytes);
     void* p = state_->take(bytes, alignment);
     if (!p) {
       state_->grow(bytes);
@@ -207,6 +209,14 @@ class pool {
       free_blocks.insert(std::move(node));
     }
 
+    // Exchanges the chunks for a single one, if nothing is live and that is of use for the request.
+    void unite(std::size_t bytes) {
+      if (in_use != 0 || chunks < 2) return;
+      const std::size_t total = release(static_cast<std::size_t>(-1));
+      if (bytes > total) return;
+      if (void* p = ask(total)) add_chunk(p, total);
+    }
+
     // Makes one free block of at least `bytes` bytes, aligned to max_alignment.
     void grow(std::size_t bytes) {
       if (bytes > detail::max_bytes || bytes > options.max) fail(bytes, true);
@@ -217,12 +227,13 @@ class pool {
       }
       const std::size_t room = options.max - held;
       const std::size_t spare = (0 - bytes) & (options.granularity - 1);
-      std::size_t chunk = room - bytes >= spare ? bytes + spare : bytes;
+      const std::size_t want = room - bytes >= spare ? bytes + spare : bytes;
       const std::size_t more = options.growth < room / 8 ? options.growth : room / 8;
-      if (more > chunk) chunk = more;
+      std::size_t chunk = more > want ? more / want * want : want;
       void* p = ask(chunk);
-      if (!p && chunk > bytes) p = ask(chunk = bytes);
+      if (!p && chunk > want) p = ask(chunk = want);
       if (!p && release(static_cast<std::size_t>(-1))) p = ask(chunk);
+      if (!p && want > bytes) p = ask(chunk = bytes);
       if (!p) fail(bytes, false);
       add_chunk(p, chunk);
     }
@@ -238,6 +249,7 @@ class pool {
           upstream.deallocate_sync(it->first, bytes, detail::max_alignment);
           blocks.erase(it);
           held -= bytes;
+          --chunks;
           given += bytes;
         }
         it = next;
@@ -288,6 +300,7 @@ class pool {
         throw;
       }
       held += bytes;
+      ++chunks;
     }
 
     void insert(std::byte* base, std::size_t bytes, bool first) {
@@ -316,7 +329,7 @@ class pool {
     std::mutex mutex;
     block_map blocks;  // every block, live or free, by address
     free_list free_blocks;
-    std::size_t held = 0, in_use = 0, refused = 0;
+    std::size_t held = 0, in_use = 0, chunks = 0, refused = 0;
   };
 
   std::shared_ptr<state> state_;

@@ -36,8 +36,8 @@ struct tracking_options {
 /// @brief Counts what passes through: bytes in use, their peak, live allocations, and a timeline on request.
 ///
 /// Bytes are those asked for; rounding inside the upstream is not seen. Zero bytes and failed allocations are not
-/// counted. The counters never exceed what is really allocated: a block counts after the upstream gave it and until just
-/// before the upstream takes it back.
+/// counted. The counters never exceed what is really allocated: a block counts after the upstream gave it and until
+/// just before the upstream takes it back.
 ///
 /// @code{.cpp}
 /// heddle::tracking memory{heddle::host_resource{}, {.log = true}};
@@ -51,7 +51,8 @@ struct tracking_options {
 /// Throws:  what the upstream throws; `memory_error` when the log itself can't grow (the block is given back).
 template <class Upstream = host_resource>
 class tracking {
-  static_assert(has_allocate_sync<Upstream>, "heddle::tracking: the upstream must provide allocate_sync(bytes, alignment)");
+  static_assert(has_allocate_sync<Upstream>,
+                "heddle::tracking: the upstream must provide allocate_sync(bytes, alignment)");
   static_assert(has_deallocate_sync<Upstream>,
                 "heddle::tracking: the upstream must provide a noexcept deallocate_sync(pointer, bytes, alignment)");
   static_assert(has_shared_copies<Upstream>, "heddle::tracking: the upstream must be copyable");

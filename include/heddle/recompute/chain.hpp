@@ -40,25 +40,26 @@ namespace recompute {
 /// when each is allocated and freed. The last output lives until the backward of the last layer has run. After
 /// `backward` nothing is held.
 ///
-/// Layers are asked for their sizes when `forward` begins. If these differ from the time before, the policy plans again.
-/// Within a training step a layer must keep its sizes.
+/// Layers are asked for their sizes when `forward` begins. If these differ from the time before, the policy plans
+/// again. Within a training step a layer must keep its sizes.
 ///
 /// State:   between forward and backward what the schedule holds, else nothing; some 100 bytes per layer beside it.
 /// Sync:    runs on the caller's thread; one thread at a time per chain.
-/// Throws:  `schedule_error` when a schedule doesn't fit the layers, before anything runs, and when a layer's sizes (with
-///          `check`, its values) differ on recomputation, naming layer and step; `argument_error` on a missing gradient
-///          or a call out of order; what layers and the resource throw. After an exception from a running layer or the
-///          resource everything is given back and the next `forward` starts anew.
+/// Throws:  `schedule_error` when a schedule doesn't fit the layers, before anything runs, and when a layer's sizes
+///          (with `check`, its values) differ on recomputation, naming layer and step; `argument_error` on a missing
+///          gradient or a call out of order; what layers and the resource throw. After an exception from a running
+///          layer or the resource everything is given back and the next `forward` starts anew.
 ///
 /// @tparam Policy Anything with `plan`: `none`, `sqrt`, a `schedule` written by hand, a user's own.
 /// @tparam Resource Host memory; held by value.
 template <class Policy, class Resource = host_resource>
 class chain {
   static_assert(has_plan<Policy>,
-                "heddle::recompute::chain: the policy must provide plan(span of layer_cost) const; see recompute/concept.hpp");
+                "heddle::recompute::chain: the policy must provide plan(span of layer_cost) const; "
+                "see recompute/concept.hpp");
   static_assert(has_allocate<Resource, host::queue> && has_deallocate<Resource, host::queue>,
-                "heddle::recompute::chain: the resource must provide allocate and a noexcept deallocate for host::queue; "
-                "see memory/concept.hpp");
+                "heddle::recompute::chain: the resource must provide allocate and a noexcept deallocate for "
+                "host::queue; see memory/concept.hpp");
 
  public:
   /// The alignment of every block that the chain allocates.
@@ -122,7 +123,8 @@ class chain {
     if (!pending_) throw argument_error("heddle::recompute::chain::backward: no forward came before it");
     if (layers_.empty()) {
       if (grad_in && grad_in != grad_out) {
-        throw argument_error("heddle::recompute::chain::backward: a chain of no layers doesn't know the size of a gradient");
+        throw argument_error(
+            "heddle::recompute::chain::backward: a chain of no layers doesn't know the size of a gradient");
       }
     } else if (!grad_out && costs_.back().output_bytes) {
       throw argument_error("heddle::recompute::chain::backward: grad_out is null, and the output has " +
@@ -141,12 +143,13 @@ class chain {
 
   /// @brief Runs all layers with `pass::inference`, saving nothing.
   ///
-  /// Holds at most the outputs of two neighbouring layers; the last layer writes to `out`, which is the caller's and not
-  /// counted. May be called between `forward` and `backward`. With no layers `out` must equal `in`.
+  /// Holds at most the outputs of two neighbouring layers; the last layer writes to `out`, which is the caller's and
+  /// not counted. May be called between `forward` and `backward`. With no layers `out` must equal `in`.
   void infer(const void* in, void* out) {
     if (layers_.empty()) {
       if (out != in) {
-        throw argument_error("heddle::recompute::chain::infer: a chain of no layers doesn't know the size of its output");
+        throw argument_error(
+            "heddle::recompute::chain::infer: a chain of no layers doesn't know the size of its output");
       }
       return;
     }
@@ -202,8 +205,8 @@ class chain {
 
   /// @brief Compares every recomputed output, bit for bit, with the first one by a 64-bit hash; off by default.
   ///
-  /// Takes effect at the next `forward`; reads each output once more. A difference is a `schedule_error` naming layer and step: a layer that draws its
-  /// randomness from a state, or changes under `pass::again`.
+  /// Takes effect at the next `forward`; reads each output once more. A difference is a `schedule_error` naming layer
+  /// and step: a layer that draws its randomness from a state, or changes under `pass::again`.
   void check(bool on) noexcept { check_ = on; }
 
   /// The schedule in use.

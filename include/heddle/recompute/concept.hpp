@@ -39,9 +39,11 @@ concept has_plan = requires(const Policy& p, std::span<const layer_cost> costs) 
 ///     using enum heddle::recompute::action;
 ///     heddle::recompute::schedule s;
 ///     auto cheap = [&](std::size_t i) { return i + 1 < costs.size() && costs[i].forward_time < threshold; };
-///     for (std::size_t i = 0; i < costs.size(); ++i) s.steps.push_back({cheap(i) ? forward_keep_input : forward_keep_all, i});
+///     for (std::size_t i = 0; i < costs.size(); ++i) {
+///       s.steps.push_back({cheap(i) ? forward_keep_input : forward_keep_all, i});
+///     }
 ///     for (std::size_t i = costs.size(); i-- > 0;) {
-///       if (cheap(i)) s.steps.insert(s.steps.end(), {{forward_keep_all, i}, {drop, i}});  // its saved block comes back
+///       if (cheap(i)) s.steps.insert(s.steps.end(), {{forward_keep_all, i}, {drop, i}});  // its saved block is back
 ///       s.steps.push_back({backward, i});
 ///     }
 ///     return s;
@@ -75,12 +77,12 @@ concept has_backward = requires(Layer& l, const void* in, const void* saved, con
   l.backward(in, saved, grad_out, grad_in);
 };
 
-/// @brief What a chain runs: a layer whose output is a function of its input, its parameters and counter-based randomness.
+/// @brief What a chain runs: a layer, a function of its input, its parameters and counter-based randomness.
 ///
 /// - `forward` writes `output_bytes()` bytes to `out` and, unless `saved` is null, `saved_bytes()` bytes to `saved`.
 /// - `backward` gets the same input and saved block (null when `saved_bytes()` is 0) and the gradient of the output. It
-///   accumulates or writes parameter gradients as the layer likes: it is called once per training step. Unless `grad_in`
-///   is null it writes the gradient of the input there.
+///   accumulates or writes parameter gradients as the layer likes: it is called once per training step. Unless
+///   `grad_in` is null it writes the gradient of the input there.
 /// - All blocks are aligned to 64 bytes, but those that the caller brings. None overlap.
 /// - Recomputation runs `forward` again with `pass::again`; whatever must happen once per step (running statistics, the
 ///   step of a dropout's random numbers) happens under `pass::first`.

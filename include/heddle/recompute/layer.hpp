@@ -16,7 +16,7 @@ namespace heddle {
 inline namespace v0 {
 namespace recompute {
 
-/// @brief A reference to a layer of any type, with a name for messages: an element of a chain whose length is known late.
+/// @brief A reference to a layer of any type, with a name: an element of a chain whose length is known late.
 ///
 /// It owns nothing; the layer must outlive it. A call costs one indirect call more than the layer's own.
 ///
@@ -37,7 +37,8 @@ class layer {
     static_assert(has_saved_bytes<Layer>,
                   "heddle::recompute::layer: a layer must provide saved_bytes() const; see recompute/concept.hpp");
     static_assert(has_forward<Layer>,
-                  "heddle::recompute::layer: a layer must provide forward(in, out, saved, pass); see recompute/concept.hpp");
+                  "heddle::recompute::layer: a layer must provide forward(in, out, saved, pass); "
+                  "see recompute/concept.hpp");
     static_assert(has_backward<Layer>, "heddle::recompute::layer: a layer must provide backward(in, saved, grad_out, "
                                        "grad_in); see recompute/concept.hpp");
     if constexpr (chainable<Layer>) {
@@ -72,7 +73,8 @@ class layer {
     cost.output_bytes = target.output_bytes();
     cost.saved_bytes = target.saved_bytes();
     if constexpr (requires { static_cast<double>(target.forward_time()); }) cost.forward_time = target.forward_time();
-    if constexpr (requires { static_cast<double>(target.backward_time()); }) cost.backward_time = target.backward_time();
+    if constexpr (requires { static_cast<double>(target.backward_time()); })
+      cost.backward_time = target.backward_time();
     return cost;
   }
 

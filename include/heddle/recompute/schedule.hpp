@@ -24,7 +24,7 @@ struct layer_cost {
   friend constexpr bool operator==(const layer_cost&, const layer_cost&) = default;
 };
 
-/// @brief What a step of a schedule does with its layer. The order of what is allocated and freed is part of the meaning.
+/// @brief What a step of a schedule does with its layer; the order of allocating and freeing is part of the meaning.
 enum class action : std::uint8_t {
   /// Forward that keeps nothing: allocates the output, runs, frees the input.
   forward_drop,

@@ -55,13 +55,12 @@ inline simulation simulate(const schedule& what, std::span<const layer_cost> cos
   std::vector<flags> held(n);
   simulation result;
   std::size_t bytes = 0;
-  std::size_t k = 0;         // the step
-  std::size_t ahead = n;     // layers whose backward is to come
+  std::size_t k = 0;      // the step
+  std::size_t ahead = n;  // layers whose backward is to come
   bool forward_over = n == 0;
 
   const auto fail = [&](const std::string& detail) {
-    throw schedule_error("simulate", k, name_of(what.steps[k].what), what.steps[k].layer,
-                         "", detail);
+    throw schedule_error("simulate", k, name_of(what.steps[k].what), what.steps[k].layer, "", detail);
   };
   const auto record = [&] {
     if (bytes > result.peak_bytes) {
@@ -94,8 +93,8 @@ inline simulation simulate(const schedule& what, std::span<const layer_cost> cos
       give(cost.output_bytes);
       continue;
     }
-    if (i > 0 && !held[i - 1].output) fail("needs its input, the output of layer " + std::to_string(i - 1) +
-                                           ", which is not held");
+    if (i > 0 && !held[i - 1].output)
+      fail("needs its input, the output of layer " + std::to_string(i - 1) + ", which is not held");
     if (is_forward(step.what)) {
       if (i >= ahead) fail("its backward has already run");
       if (held[i].output) fail("its output is already held; drop it first");
@@ -123,8 +122,9 @@ inline simulation simulate(const schedule& what, std::span<const layer_cost> cos
       continue;
     }
     if (!forward_over) fail("no forward of the last layer comes before it");
-    if (i + 1 != ahead) fail(i < ahead ? "the backward of layer " + std::to_string(ahead - 1) + " must come first"
-                                       : std::string("it has already run"));
+    if (i + 1 != ahead)
+      fail(i < ahead ? "the backward of layer " + std::to_string(ahead - 1) + " must come first"
+                     : std::string("it has already run"));
     if (!held[i].saved && cost.saved_bytes != 0) fail("needs its saved block, which is not held");
     if (i > 0) take(costs[i - 1].output_bytes);  // the gradient of its input
     result.backward_time += cost.backward_time;

@@ -12,7 +12,7 @@ namespace heddle {
 inline namespace v0 {
 namespace recompute {
 
-/// @brief Keep one activation per segment of about sqrt(n) layers, and compute each segment again when backward needs it.
+/// @brief Keep one activation per segment of about sqrt(n) layers, and compute each segment again for backward.
 ///
 /// The last segment is kept whole, as backward begins with it. In the others only the input is kept; when backward gets
 /// there, the segment runs forward again, keeping all. A segment's last layer is not run again if it saves nothing. All
@@ -20,8 +20,8 @@ namespace recompute {
 ///
 /// State:   peak over n = k k equal layers of output a and saved block s: 2 k a + k s for k > 1.
 /// Traffic: at most one extra forward per layer, n - ceil(sqrt(n)) in all; n backwards.
-/// Paper:   Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174, 2016. There the
-///          last segment is computed twice, too.
+/// Paper:   Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174, 2016. There
+///          the last segment is computed twice, too.
 struct sqrt {
   std::size_t segment = 0;  ///< Layers per segment; 0 stands for ceil(sqrt(n)).
 

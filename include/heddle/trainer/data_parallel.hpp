@@ -49,7 +49,7 @@ struct report {
   std::string executor;             ///< What moved the bytes: "schedule: ring", "native".
 
   /// Fraction of the communication time that was hidden behind the caller's own work.
-  double hidden() const noexcept { return comm_seconds > 0.0 ? 1.0 - exposed_seconds / comm_seconds : 0.0; }
+  double hidden() const noexcept { return comm_seconds > exposed_seconds ? 1.0 - exposed_seconds / comm_seconds : 0.0; }
 };
 
 /// @brief What to do in step() with tensors that were never ready.
@@ -213,6 +213,16 @@ class data_parallel {
     }
   }
 
+  /// @brief What the compressor holds back of a tensor on this rank; with DGC slot 0 is U and slot 1 is V.
+  /// Throws: argument_error if there is no such tensor or slot.
+  std::span<const float> held(std::size_t tensor, int slot) const {
+    if (tensor >= tensors_.size() || slot < 0 || slot >= averager::slots) {
+      throw argument_error("heddle::data_parallel::held: tensor " + std::to_string(tensor) + ", slot " + std::to_string(slot) +
+                           "; there are " + std::to_string(tensors_.size()) + " tensors and " + std::to_string(averager::slots) + " slots");
+    }
+    return {average_->state(tensor, slot), tensors_[tensor].count};
+  }
+
   /// What this rank has done.
   heddle::report report() const {
     heddle::report r = done_;
@@ -243,7 +253,7 @@ class data_parallel {
     try {
       archive_writer out;
       out.put(static_cast<std::uint64_t>(steps_));
-      out.put(static_cast<std::uint64_t>(drift_steps_));
+      out.put(clock_);
       out.put(drift_samples_);
       out.put(done_.skipped);
       out.put(done_.meetings);
@@ -285,14 +295,14 @@ class data_parallel {
         const bool needed = same ? r == comm.rank() : r == comm.rank() % ranks || averager::slots > 0;
         if (needed) old.push_back(read(files.rank_path(step, r), r == comm.rank() % ranks));
       }
-      if (!same) share_out(old, ranks, comm.size());
+      if (!same) share_out(old, comm.size());
     } catch (const file_error& e) {
       failure = e.what();
     }
     agree(failure, "load");
     const loaded& mine = *std::find_if(old.begin(), old.end(), [](const loaded& l) { return l.own; });
     steps_ = mine.steps;
-    drift_steps_ = mine.drift_steps;
+    clock_ = mine.clock;
     drift_samples_ = mine.drift_samples;
     done_.skipped = mine.skipped;
     done_.meetings = mine.meetings;
@@ -310,7 +320,7 @@ class data_parallel {
 
   struct loaded {
     bool own = false;
-    std::uint64_t steps = 0, drift_steps = 0, skipped = 0, meetings = 0;
+    std::uint64_t steps = 0, clock = 0, skipped = 0, meetings = 0;
     double drift_samples = 0.0;
     std::vector<float> values;  // in the order of each_state, tensor after tensor
   };
@@ -362,7 +372,7 @@ class data_parallel {
       x.nesterov = rule_.nesterov;
       x.weight_decay = rule_.weight_decay;
     }
-    average_->begin({.step = sequence_++, .samples = samples, .joined = joined}, x, decay_scales_);
+    average_->begin({.step = sequence_++, .clock = clock_, .samples = samples, .joined = joined}, x, decay_scales_);
   }
 
   void apply_rule(float lr) {
@@ -392,21 +402,17 @@ class data_parallel {
   step_result local_step(float lr) {
     bool finite = true;
     for (const tensor& t : tensors_) finite &= detail::all_finite(static_cast<const float*>(t.gradient), t.count);
-    const bool meeting = plan_.mode.meets(drift_steps_ + drift_base());
+    const bool meeting = plan_.mode.meets(clock_++);
     if (finite) {
       apply_rule(lr);
       drift_samples_ += samples_;
+      ++steps_;
     } else {
       ++done_.skipped;
     }
-    ++steps_;
-    ++drift_steps_;
     if (meeting) meet(false);
     return {!finite, meeting};
   }
-
-  // Steps before the current period, so that the mode sees the same number on every rank that meets.
-  std::size_t drift_base() const noexcept { return steps_ - drift_steps_; }
 
   // Averages the differences from what was agreed last. Returns whether every rank has joined.
   bool meet(bool joined) {
@@ -426,9 +432,11 @@ class data_parallel {
       const float* const d = static_cast<const float*>(tensors_[i].gradient);
       for (std::size_t k = 0; k < tensors_[i].count; ++k) p[k] = old[k] = take ? old[k] - d[k] : old[k];
     }
-    take ? ++done_.meetings : ++done_.skipped;
+    ++(take ? done_.meetings : done_.skipped);
     drift_samples_ = 0.0;
-    drift_steps_ = 0;
+    if (everybody) {  // periods begin together again
+      for (const detail::announcement& a : average_->announced()) clock_ = std::max(clock_, a.clock);
+    }
     return everybody;
   }
 
@@ -452,7 +460,7 @@ class data_parallel {
     loaded l;
     l.own = own;
     l.steps = in.get<std::uint64_t>();
-    l.drift_steps = in.get<std::uint64_t>();
+    l.clock = in.get<std::uint64_t>();
     l.drift_samples = in.get<double>();
     l.skipped = in.get<std::uint64_t>();
     l.meetings = in.get<std::uint64_t>();
@@ -469,9 +477,8 @@ class data_parallel {
   }
 
   // Another number of ranks: what compressors held is summed and divided evenly, so that the sum over ranks is kept.
-  void share_out(std::vector<loaded>& old, int before, int now) {
+  void share_out(std::vector<loaded>& old, int now) {
     if (averager::slots == 0) return;
-    (void)before;
     auto mine = std::find_if(old.begin(), old.end(), [](const loaded& l) { return l.own; });
     std::size_t at = 0;
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
@@ -503,7 +510,7 @@ class data_parallel {
   std::vector<unsigned char> ready_;
   std::size_t steps_ = 0;        // steps taken
   std::uint64_t sequence_ = 0;   // exchanges opened
-  std::size_t drift_steps_ = 0;  // steps since the last meeting
+  std::uint64_t clock_ = 0;      // what the mode counts: local steps, skipped ones too, aligned by join()
   double drift_samples_ = 0.0;   // samples since then
   heddle::report done_;
 };

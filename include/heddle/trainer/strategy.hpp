@@ -29,7 +29,7 @@ inline constexpr bool outer_momentum = requires { requires Mode::outer_momentum;
 
 /// @brief How a model is trained, chosen at compile time slot by slot.
 ///
-///     constexpr auto plan = hd::strategy{.topology = hd::ring{}, .compressor = hd::clip{} | hd::dgc{.sparsity = 0.99f}};
+///     constexpr auto plan = hd::strategy{.topology = hd::ring{}, .compressor = hd::clip{} | hd::dgc{.sparsity = 0.99}};
 ///
 /// Types choose code, fields choose numbers; an omitted slot takes its default. Each slot can be used on its own too.
 template <class Topology = ring, class Compressor = none, class Mode = every_step, class Precision = full_precision,

@@ -27,18 +27,14 @@ enum class isa : std::uint8_t {
 };
 
 /// @brief Bits of a 16-bit float that are all ones exactly in infinities and NaNs.
-template <class Half>
-inline constexpr unsigned exponent_mask = 0;
+template <class Half> inline constexpr unsigned exponent_mask = 0;
 /// @cond
-template <>
-inline constexpr unsigned exponent_mask<float16> = 0x7c00u;
-template <>
-inline constexpr unsigned exponent_mask<bfloat16> = 0x7f80u;
+template <> inline constexpr unsigned exponent_mask<float16> = 0x7c00u;
+template <> inline constexpr unsigned exponent_mask<bfloat16> = 0x7f80u;
 /// @endcond
 
 /// float to 16 bits, one element after the other; true when any result is infinite or NaN.
-template <class Half>
-inline bool narrow_portable(const float* from, Half* to, std::size_t n, float scale) noexcept {
+template <class Half> inline bool narrow_portable(const float* from, Half* to, std::size_t n, float scale) noexcept {
   unsigned bad = 0;
   for (std::size_t i = 0; i < n; ++i) {
     to[i] = Half(from[i] * scale);
@@ -50,7 +46,10 @@ inline bool narrow_portable(const float* from, Half* to, std::size_t n, float sc
 /// 16 bits to float, one element after the other. Without Scaled, `scale` is not used and NaNs pass as they are.
 template <bool Scaled, class Half>
 inline void widen_portable(const Half* from, float* to, std::size_t n, float scale) noexcept {
-  for (std::size_t i = 0; i < n; ++i) to[i] = Scaled ? static_cast<float>(from[i]) * scale : static_cast<float>(from[i]);
+  for (std::size_t i = 0; i < n; ++i) {
+    const float value = static_cast<float>(from[i]);
+    to[i] = Scaled ? value * scale : value;
+  }
 }
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__NVCOMPILER)
@@ -178,9 +177,9 @@ HEDDLE_DETAIL_AVX512 inline bool narrow_avx512(const float* from, bfloat16* to, 
     word_x16 x;
     std::memcpy(&x, &y, sizeof x);
     const word_x16 rounded = x + (half + ((x >> 16) & one));
-    // a NaN would round to infinity or across the sign: set its quiet bit instead
+    // a NaN would round to infinity or across the sign: take its upper half as it is, the product has made it quiet
     const word_x16 nan = (word_x16)((x & magnitude) > infinite);
-    const word_x16 z = (rounded & ~nan) | ((x | 0x400000u) & nan);
+    const word_x16 z = (rounded & ~nan) | (x & nan);
     bad |= (word_x16)((z & infinite) == infinite);
     const short_x16 out = __builtin_ia32_pmovdw512_mask((int_x16)(z >> 16), short_x16{}, all_x16);
     std::memcpy(static_cast<void*>(to + i), &out, sizeof out);
@@ -241,8 +240,7 @@ inline void widen(const bfloat16* from, float* to, std::size_t n, float scale, i
 /// The best loops this processor can run.
 constexpr isa best_isa() noexcept { return isa::portable; }
 /// float to 16 bits; true when any result is infinite or NaN.
-template <class Half>
-inline bool narrow(const float* from, Half* to, std::size_t n, float scale, isa) noexcept {
+template <class Half> inline bool narrow(const float* from, Half* to, std::size_t n, float scale, isa) noexcept {
   return narrow_portable(from, to, n, scale);
 }
 /// 16 bits to float.

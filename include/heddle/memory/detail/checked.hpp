@@ -2,11 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <heddle/core/detail/temporary.hpp>
 #include <heddle/core/error.hpp>
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
 namespace heddle {
 inline namespace v0 {
@@ -22,12 +22,9 @@ constexpr bool is_alignment(std::size_t alignment) noexcept {
   return alignment != 0 && (alignment & (alignment - 1)) == 0 && alignment <= max_alignment;
 }
 
-/// Throws argument_error unless the alignment is a power of two in 1..4096.
+/// Throws argument_error unless the alignment is a power of two from 1 to max_alignment.
 inline void check_alignment(const char* where, std::size_t alignment) {
-  if (!is_alignment(alignment)) {
-    throw argument_error("heddle::" + std::string(where) + ": alignment " + std::to_string(alignment) +
-                         " is not a power of two in 1..4096");
-  }
+  check_alignment(where, alignment, max_alignment);
 }
 
 /// The smallest multiple of a power of two that is not below `bytes`; memory_error when there is none.

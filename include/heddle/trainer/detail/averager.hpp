@@ -20,6 +20,7 @@ namespace detail {
 // What each rank tells the others when an exchange opens.
 struct announcement {
   std::uint64_t step = 0;     // must be the same on all ranks
+  std::uint64_t clock = 0;    // the mode's count
   double samples = 0.0;       // weight of this rank's contribution
   std::uint32_t joined = 0;   // has no more batches
   float lr = 0.0f;            // for those who have joined

@@ -1,0 +1,35 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+
+// An adaptor says what the resource below it lacks.
+// EXPECT: heddle::tracking: the upstream must provide allocate_sync(bytes, alignment)
+// EXPECT: heddle::tracking: the upstream must provide a noexcept deallocate_sync(pointer, bytes, alignment)
+// EXPECT: heddle::pool: the upstream must provide allocate_sync(bytes, alignment)
+#include <heddle/memory/host_resource.hpp>
+#include <heddle/memory/pool.hpp>
+#include <heddle/memory/tracking.hpp>
+
+namespace hd = heddle;
+
+struct nothing {
+  friend bool operator==(const nothing&, const nothing&) = default;
+};
+
+struct may_throw {
+  hd::host_resource upstream{};
+  void* allocate_sync(std::size_t bytes, std::size_t alignment) { return upstream.allocate_sync(bytes, alignment); }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) {  // not noexcept
+    upstream.deallocate_sync(p, bytes, alignment);
+  }
+  friend bool operator==(const may_throw&, const may_throw&) = default;
+};
+
+template class hd::tracking<hd::pool<hd::host_resource>>;
+
+#if FAIL == 1
+template class hd::tracking<nothing>;
+#elif FAIL == 2
+template class hd::tracking<may_throw>;
+#elif FAIL == 3
+template class hd::pool<nothing>;
+#endif

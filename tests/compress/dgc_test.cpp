@@ -1,0 +1,237 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#include <heddle/compress/clip.hpp>
+#include <heddle/compress/dgc.hpp>
+
+#include "../support/catch.hpp"
+
+#include <cmath>
+#include <limits>
+#include <random>
+
+namespace hd = heddle;
+
+namespace {
+struct state {
+  explicit state(std::size_t n) : u(n, 0.0f), v(n, 0.0f) {}
+  std::vector<float> u, v;
+  float* slots[2] = {u.data(), v.data()};
+};
+
+std::vector<std::byte> packet_of(const hd::dgc& c, const std::vector<float>& g, state& s, const hd::encode_context& x,
+                                 float factor = 1.0f) {
+  s.slots[0] = s.u.data();
+  s.slots[1] = s.v.data();
+  std::vector<std::byte> p;
+  c.encode({g.data(), g.size()}, factor, s.slots, x, p);
+  return p;
+}
+
+std::vector<float> decoded(const hd::dgc& c, const std::vector<std::byte>& p, std::size_t n) {
+  std::vector<float> sum(n, 0.0f);
+  CHECK(c.decode_add({p.data(), p.size()}, {sum.data(), n}) == p.size());
+  return sum;
+}
+
+std::vector<std::uint32_t> largest(const std::vector<float>& v, std::size_t k) {
+  std::vector<std::uint32_t> chosen;
+  hd::detail::select_largest({v.data(), v.size()}, k, chosen);
+  return chosen;
+}
+
+// The definition, by sorting: larger magnitude first, then the lower index.
+std::vector<std::uint32_t> largest_by_sorting(const std::vector<float>& v, std::size_t k) {
+  std::vector<std::uint32_t> order(v.size());
+  for (std::size_t i = 0; i < v.size(); ++i) order[i] = static_cast<std::uint32_t>(i);
+  std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+    const double x = std::fabs(static_cast<double>(v[a])), y = std::fabs(static_cast<double>(v[b]));
+    return x != y ? x > y : a < b;
+  });
+  order.resize(k);
+  std::sort(order.begin(), order.end());
+  return order;
+}
+}  // namespace
+
+TEST_CASE("select_largest is the k largest magnitudes, ties by the lower index") {
+  std::mt19937 random(7);
+  const auto check = [](const std::vector<float>& v) {
+    for (const std::size_t k : {std::size_t{0}, std::size_t{1}, v.size() / 3, v.size()}) {
+      if (k <= v.size()) CHECK(largest(v, k) == largest_by_sorting(v, k));
+    }
+  };
+  for (const std::size_t n : {1u, 2u, 31u, 33u, 1000u, 1024u, 1025u, 10007u}) {
+    std::vector<float> v(n);
+    for (float& x : v) x = std::normal_distribution<float>()(random);
+    check(v);
+    for (float& x : v) x = std::student_t_distribution<float>(1.5f)(random);
+    check(v);
+    check(std::vector<float>(n, 0.25f));   // all equal
+    check(std::vector<float>(n, -0.25f));
+    check(std::vector<float>(n, 0.0f));    // all zero
+    for (std::size_t i = 0; i < n; ++i) v[i] = i % 2 ? 0.0f : -0.0f;
+    check(v);
+    for (std::size_t i = 0; i < n; ++i) v[i] = std::ldexp(static_cast<float>(i % 7), -149);  // denormals
+    check(v);
+    for (std::size_t i = 0; i < n; ++i) v[i] = static_cast<float>(i % 5) - 2.0f;  // many ties
+    check(v);
+    for (std::size_t i = 0; i < n; ++i) v[i] = (i < n / 8 ? 10.0f : 1.0f) * std::normal_distribution<float>()(random);
+    check(v);
+  }
+}
+
+TEST_CASE("a blocky tensor does not select more than k") {
+  std::mt19937 random(3);
+  std::vector<float> g(100000);
+  for (std::size_t i = 0; i < g.size(); ++i) g[i] = (i < g.size() / 8 ? 10.0f : 1.0f) * std::normal_distribution<float>()(random);
+  const hd::dgc c{.sparsity = 0.999, .dense_below = 0};
+  state s(g.size());
+  const auto p = packet_of(c, g, s, {});
+  CHECK(p.size() == 8 + 8 * 100);
+}
+
+TEST_CASE("entries follow the warm-up and never exceed the tensor") {
+  const hd::dgc c{.sparsity = 0.999, .begin_step = 100, .warmup_steps = 40, .dense_below = 10};
+  CHECK_FALSE(c.sends(1000, {.step = 99}));
+  CHECK(c.sends(1000, {.step = 100}));
+  CHECK_FALSE(c.sends(9, {.step = 200}));
+  CHECK(c.entries(1000, {.step = 100}) == 250);
+  CHECK(c.entries(1000, {.step = 110}) == 63);  // ceil(62.5)
+  CHECK(c.entries(1000, {.step = 120}) == 16);
+  CHECK(c.entries(1000, {.step = 130}) == 4);
+  CHECK(c.entries(1000, {.step = 140}) == 1);
+  CHECK(c.entries(10, {.step = 140}) == 1);
+  CHECK(c.entries(0, {.step = 140}) == 0);
+  CHECK(hd::dgc{.sparsity = 0.0}.entries(17, {}) == 17);
+  // A ceiling below the first stages wins over them.
+  CHECK(hd::dgc{.sparsity = 0.5, .warmup_steps = 4}.entries(100, {}) == 50);
+  CHECK_THROWS_AS((hd::dgc{.sparsity = 1.5}.entries(10, {})), hd::argument_error);
+  CHECK_THROWS_AS((hd::dgc{.sparsity = -0.1}.entries(10, {})), hd::argument_error);
+}
+
+TEST_CASE("encode changes nothing, commit moves the state as the definition says") {
+  for (const bool nesterov : {false, true}) {
+    for (const bool masking : {true, false}) {
+      const std::size_t n = 100;
+      const hd::dgc c{.sparsity = 0.9, .dense_below = 0, .masking = masking};
+      std::mt19937 random(1);
+      std::normal_distribution<float> normal;
+      std::vector<float> w(n), g(n);
+      for (float& x : w) x = normal(random);
+      state s(n);
+      std::vector<double> u(n, 0.0), v(n, 0.0);  // the oracle
+      for (std::size_t step = 0; step < 20; ++step) {
+        for (float& x : g) x = normal(random);
+        const hd::encode_context x{.step = step, .ranks = 4, .parameter = w.data(), .momentum = 0.9f, .nesterov = nesterov, .weight_decay = 0.01f};
+        const std::vector<float> u0 = s.u, v0 = s.v;
+        const auto p = packet_of(c, g, s, x, 0.5f);
+        CHECK(u0 == s.u);
+        CHECK(v0 == s.v);
+        c.commit({g.data(), n}, 0.5f, s.slots, x, {p.data(), p.size()});
+        const std::vector<float> sent = decoded(c, p, n);
+        std::size_t count = 0;
+        for (std::size_t i = 0; i < n; ++i) {
+          const double mine = 0.5 * g[i] / 4.0 + 0.01 / 4.0 * w[i];
+          u[i] = nesterov ? 0.9 * (u[i] + mine) : 0.9 * u[i] + mine;
+          v[i] += u[i] + (nesterov ? mine : 0.0);
+          if (sent[i] != 0.0f) {
+            ++count;
+            CHECK(sent[i] == Approx(v[i]).epsilon(1e-4));
+            v[i] = 0.0;
+            if (masking) u[i] = 0.0;
+          }
+          CHECK(s.u[i] == Approx(u[i]).margin(1e-5));
+          CHECK(s.v[i] == Approx(v[i]).margin(1e-5));
+        }
+        CHECK(count == 10);
+      }
+    }
+  }
+}
+
+TEST_CASE("what was sent and what is held add up to the momentum-corrected input, over skipped steps too") {
+  const std::size_t n = 4096;
+  const hd::dgc c{.sparsity = 0.99, .dense_below = 0};
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal;
+  state s(n);
+  std::vector<double> in(n, 0.0), out(n, 0.0);
+  std::vector<float> g(n);
+  for (std::size_t step = 0; step < 50; ++step) {
+    for (float& x : g) x = normal(random);
+    const hd::encode_context x{.step = step, .ranks = 3, .momentum = 0.9f};
+    const auto p = packet_of(c, g, s, x);
+    if (step == 20) continue;  // skipped: encoded, never committed
+    const std::vector<float> u0 = s.u;
+    c.commit({g.data(), n}, 1.0f, s.slots, x, {p.data(), p.size()});
+    const std::vector<float> sent = decoded(c, p, n);
+    for (std::size_t i = 0; i < n; ++i) {
+      in[i] += 0.9f * u0[i] + g[i] / 3.0f;
+      out[i] += sent[i];
+    }
+  }
+  double worst = 0.0, scale = 0.0;
+  for (std::size_t i = 0; i < n; ++i) {
+    worst = std::max(worst, std::fabs(in[i] - (out[i] + s.v[i])));
+    scale = std::max(scale, std::fabs(in[i]));
+  }
+  CHECK(worst <= 1e-6 * scale);
+}
+
+TEST_CASE("a gradient that is not finite flags the packet and selects nothing") {
+  for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    for (const std::size_t where : {0u, 99u}) {
+      std::vector<float> g(100, 1.0f);
+      g[where] = bad;
+      state s(100);
+      const hd::dgc c{.sparsity = 0.9, .dense_below = 0};
+      const auto p = packet_of(c, g, s, {});
+      CHECK(c.flagged({p.data(), p.size()}));
+      CHECK(p.size() == 8);
+    }
+  }
+}
+
+TEST_CASE("a constant gradient moves every step; a zero one sends nothing") {
+  const hd::dgc c{.sparsity = 0.99, .dense_below = 0};
+  state s(1000);
+  const std::vector<float> g(1000, 0.3f);
+  for (int step = 0; step < 5; ++step) {
+    const auto p = packet_of(c, g, s, {});
+    CHECK(p.size() == 8 + 8 * 10);
+    c.commit({g.data(), g.size()}, 1.0f, s.slots, {}, {p.data(), p.size()});
+  }
+  state zero(1000);
+  CHECK(packet_of(c, std::vector<float>(1000, 0.0f), zero, {}).size() == 8);
+}
+
+TEST_CASE("a damaged packet is refused") {
+  const hd::dgc c{.sparsity = 0.9, .dense_below = 0};
+  state s(100);
+  const auto p = packet_of(c, std::vector<float>(100, 1.0f), s, {});
+  std::vector<float> sum(100);
+  CHECK_THROWS_AS(c.decode_add({p.data(), p.size() - 1}, {sum.data(), 100}), hd::argument_error);
+  CHECK_THROWS_AS(c.decode_add({p.data(), 3}, {sum.data(), 100}), hd::argument_error);
+  CHECK_THROWS_AS(c.decode_add({p.data(), p.size()}, {sum.data(), 5}), hd::argument_error);
+}
+
+TEST_CASE("clip limits the norm of the rank's share and chains from left to right") {
+  std::vector<float> g(10007);
+  std::mt19937 random(2);
+  for (float& x : g) x = std::normal_distribution<float>()(random);
+  double square = 0.0;
+  for (const float x : g) square += static_cast<double>(x) * x;
+  const double norm = std::sqrt(square);
+  const hd::slice<const float> s{g.data(), g.size()};
+  CHECK(hd::clip{.max_norm = 1.0f}.scale(s, 1.0f, {.ranks = 1}) == Approx(1.0 / norm).epsilon(1e-6));
+  CHECK(hd::clip{.max_norm = 1.0f}.scale(s, 1.0f, {.ranks = 4}) == Approx(2.0 / norm).epsilon(1e-6));
+  CHECK(hd::clip{.max_norm = 1e6f}.scale(s, 1.0f, {.ranks = 4}) == 1.0f);
+  const auto chain = hd::clip{.max_norm = 2.0f} | (hd::clip{.max_norm = 1.0f} | hd::dgc{});
+  CHECK(hd::detail::scale_of(chain, s, 1.0f, hd::encode_context{}) == Approx(1.0 / norm).epsilon(1e-6));
+  const auto left = (hd::clip{.max_norm = 2.0f} | hd::clip{.max_norm = 1.0f}) | hd::dgc{};
+  CHECK(hd::detail::scale_of(left, s, 1.0f, hd::encode_context{}) == Approx(1.0 / norm).epsilon(1e-6));
+  const auto loose_last = hd::clip{.max_norm = 1.0f} | (hd::clip{.max_norm = 2.0f} | hd::dgc{});
+  CHECK(hd::detail::scale_of(loose_last, s, 1.0f, hd::encode_context{}) == Approx(1.0 / norm).epsilon(1e-6));
+  CHECK(hd::clip{}.scale({nullptr, 0}, 1.0f, {}) == 1.0f);
+  CHECK_THROWS_AS(hd::clip{.max_norm = 0.0f}.scale(s, 1.0f, {}), hd::argument_error);
+}

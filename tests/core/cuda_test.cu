@@ -1,0 +1,54 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+
+#include "../support/catch.hpp"
+#include "conformance.hpp"
+
+#include <heddle/core/cuda.cuh>
+
+#include <string>
+#include <vector>
+
+namespace hd = heddle;
+
+TEST_CASE("core: the cuda backend obeys the laws on the default stream") {
+  for (const std::string& failure : heddle_test::backend_failures<hd::cuda>({})) FAIL_CHECK(failure);
+}
+
+TEST_CASE("core: the cuda backend obeys the laws on a stream of the caller's") {
+  cudaStream_t stream = nullptr;
+  REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+  for (const std::string& failure : heddle_test::backend_failures<hd::cuda>({stream})) FAIL_CHECK(failure);
+  CHECK(cudaStreamDestroy(stream) == cudaSuccess);
+}
+
+TEST_CASE("core: an event orders two streams") {
+  cudaStream_t streams[2] = {};
+  for (cudaStream_t& s : streams) REQUIRE(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking) == cudaSuccess);
+  const hd::cuda::queue first{streams[0]}, second{streams[1]};
+  CHECK(first != second);
+  const std::size_t n = std::size_t{1} << 24;
+  {
+    heddle_test::array<hd::cuda, std::uint64_t> a(first, n), b(first, n);
+    first.synchronize();
+    hd::cuda::event done;
+    hd::cuda::for_each(n, heddle_test::multiply_index{a.data()}, first);
+    done.record(first);
+    second.wait(done);
+    hd::cuda::copy(a.data(), b.data(), n, second);
+    second.synchronize();
+    const auto got = b.get();
+    CHECK(got.front() == 1);
+    CHECK(got.back() == 3 * (n - 1) + 1);
+  }
+  for (cudaStream_t s : streams) CHECK(cudaStreamDestroy(s) == cudaSuccess);
+}
+
+TEST_CASE("core: CUDA's errors are named", "[host]") {
+  const hd::cuda_error e("cuda::copy", cudaErrorInvalidValue);
+  CHECK(std::string(e.what()).find("heddle::cuda::copy: cudaErrorInvalidValue") == 0);
+  CHECK(e.code() == cudaErrorInvalidValue);
+  CHECK_THROWS_AS(hd::cuda::memory{}.allocate({}, 16, 3), hd::argument_error);
+  CHECK_THROWS_AS(hd::cuda::memory{}.allocate({}, 16, 512), hd::argument_error);
+  CHECK_THROWS_AS(hd::cuda::fill(static_cast<float*>(nullptr), 1, 0.0f, {}), hd::argument_error);
+}

@@ -1,0 +1,106 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#include "support.hpp"
+
+namespace {
+// The definition in double precision: plain SGD on each rank, averages weighted by samples at meetings and at the end.
+std::vector<double> local_reference(const std::vector<std::size_t>& batches, const std::vector<std::size_t>& sizes,
+                                    std::size_t period, double lr, std::size_t (*first)(std::size_t, int)) {
+  const std::size_t ranks = batches.size();
+  std::vector<double> agreed(quadratic::count, 0.5), g(quadratic::count);
+  std::vector<std::vector<double>> w(ranks, agreed);
+  std::vector<double> samples(ranks, 0.0);
+  std::size_t most = 0;
+  for (const std::size_t b : batches) most = std::max(most, b);
+  for (std::size_t s = 0; s < most; ++s) {
+    for (std::size_t r = 0; r < ranks; ++r) {
+      if (s >= batches[r]) continue;
+      quadratic::gradient(w[r].data(), g.data(), first(s, static_cast<int>(r)), sizes[r]);
+      for (std::size_t i = 0; i < g.size(); ++i) w[r][i] -= lr * g[i];
+      samples[r] += static_cast<double>(sizes[r]);
+    }
+    if ((s + 1) % period && s + 1 != most) continue;
+    double n = 0.0;
+    for (const double x : samples) n += x;
+    for (std::size_t i = 0; i < agreed.size(); ++i) {
+      double sum = 0.0;
+      for (std::size_t r = 0; r < ranks; ++r) sum += samples[r] * w[r][i];
+      agreed[i] = sum / n;
+    }
+    for (auto& x : w) x = agreed;
+    std::fill(samples.begin(), samples.end(), 0.0);
+  }
+  return agreed;
+}
+
+std::size_t spread(std::size_t s, int r) { return s * 100 + static_cast<std::size_t>(r) * 10; }
+
+template <class Plan>
+void check_local(const Plan& plan, std::size_t period, const std::vector<std::size_t>& batches,
+                 const std::vector<std::size_t>& sizes, double tolerance) {
+  const auto expected = local_reference(batches, sizes, period, static_cast<double>(0.05f), spread);
+  const int ranks = static_cast<int>(batches.size());
+  std::vector<std::vector<float>> out(batches.size());
+  hd::threads::run({.ranks = ranks, .deadline = std::chrono::seconds(20)}, [&](auto& comm) {
+    quadratic m;
+    hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{}};
+    const auto r = static_cast<std::size_t>(comm.rank());
+    for (std::size_t s = 0; s < batches[r]; ++s) train_step(dp, m, spread(s, comm.rank()), sizes[r], 0.05f);
+    dp.join();
+    out[r] = m.w;
+  });
+  CHECK(all_equal(out));
+  CHECK(distance(out[0], expected) < tolerance);
+}
+}  // namespace
+
+TEST_CASE("local_sgd is its definition, for any period") {
+  for (const std::size_t period : {1u, 2u, 3u, 8u, 100u}) {
+    const auto plan = hd::strategy{.mode = hd::local_sgd{.period = period}};
+    check_local(plan, period, {12, 12, 12}, {2, 2, 2}, 1e-6);
+    check_local(plan, period, {12, 12, 12, 12}, {1, 5, 2, 3}, 1e-6);
+    check_local(plan, period, {12}, {2}, 1e-6);
+  }
+  check_local(hd::strategy{.compressor = hd::cast<hd::float16>{}, .mode = hd::local_sgd{.period = 3}}, 3, {12, 12, 12}, {1, 5, 2}, 1e-3);
+  check_local(hd::strategy{.topology = hd::native{}, .mode = hd::local_sgd{.period = 3}}, 3, {12, 12}, {1, 5}, 1e-6);
+}
+
+TEST_CASE("local_sgd ends with uneven batches, and weights by samples") {
+  check_local(hd::strategy{.mode = hd::local_sgd{.period = 3}}, 3, {5, 7}, {2, 3}, 1e-6);
+  check_local(hd::strategy{.mode = hd::local_sgd{.period = 3}}, 3, {7, 5, 1}, {2, 3, 1}, 1e-6);
+  check_local(hd::strategy{.mode = hd::local_sgd{.period = 4}}, 4, {4, 9}, {2, 2}, 1e-6);
+}
+
+TEST_CASE("period 1 without momentum is every_step, to one ulp of the largest parameter a step") {
+  const std::size_t steps = 40;
+  const auto local = train(hd::strategy{.topology = hd::direct{}, .mode = hd::local_sgd{.period = 1}}, hd::sgd{}, 4, steps, 0.05f);
+  const auto every = train(hd::strategy{.topology = hd::direct{}}, hd::sgd{}, 4, steps, 0.05f);
+  float largest = 0.0f, worst = 0.0f;
+  for (std::size_t i = 0; i < quadratic::count; ++i) {
+    largest = std::max(largest, std::fabs(every[0][i]));
+    worst = std::max(worst, std::fabs(every[0][i] - local[0][i]));
+  }
+  const float ulp = std::nextafter(largest, 2 * largest) - largest;
+  CHECK(worst <= ulp * static_cast<float>(steps));
+}
+
+TEST_CASE("synchronize makes replicas meet now, and a bad local gradient costs its rank that step only") {
+  hd::threads::run(3, [](auto& comm) {
+    quadratic m;
+    hd::data_parallel dp{hd::strategy{.mode = hd::local_sgd{.period = 100}}, comm, m.tensors(), hd::sgd{}};
+    for (std::size_t s = 0; s < 4; ++s) {
+      dp.begin({.samples = 1});
+      quadratic::gradient(m.w.data(), m.g.data(), spread(s, comm.rank()), 1);
+      if (s == 2 && comm.rank() == 1) m.g[0] = INFINITY;
+      for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) dp.ready(i);
+      CHECK(dp.step({.lr = 0.05f}).skipped == (s == 2 && comm.rank() == 1));
+    }
+    dp.synchronize();
+    std::vector<float> all(m.w.size() * 3);
+    hd::all_gather(comm, hd::ring{}, std::span<const float>(m.w), std::span<float>(all));
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      if (all[i] != all[i % m.w.size()] || !std::isfinite(all[i])) throw std::runtime_error("replicas differ");
+    }
+    CHECK(dp.report().meetings == 1);
+  });
+}
