@@ -163,7 +163,7 @@ class executor {
       std::byte* to = buffer + o.range.begin * bytes;
       for (const operation& p : round) {
         if (p.act != action::send || !p.range.overlaps(o.range)) continue;
-        scratch_.resize(std::max(scratch_.size(), scratch_used_ + o.range.count * bytes));
+        scratch_.resize((std::max)(scratch_.size(), scratch_used_ + o.range.count * bytes));
         staged_.push_back({o.range, scratch_used_});
         to = scratch_.data() + scratch_used_;
         scratch_used_ += (o.range.count * bytes + 63) / 64 * 64;

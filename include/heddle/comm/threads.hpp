@@ -158,14 +158,14 @@ class communicator {
     bool left_range = false;
     std::exception_ptr thrown;
     if (odd < 0) try {
-      const std::size_t line = std::max<std::size_t>(1, 64 / l.bytes);
+      const std::size_t line = (std::max<std::size_t>)(1, 64 / l.bytes);
       const std::size_t share = ((count + p - 1) / p + line - 1) / line * line;
-      const std::size_t begin = std::min(count, share * me), end = std::min(count, begin + share);
+      const std::size_t begin = (std::min)(count, share * me), end = (std::min)(count, begin + share);
       const double factor = l.average ? 1.0 / static_cast<double>(p) : 1.0;
       operands_.resize(p);
-      const std::size_t step = std::max<std::size_t>(1, 8192 / l.bytes);  // one piece of all ranks stays in cache
+      const std::size_t step = (std::max<std::size_t>)(1, 8192 / l.bytes);  // one piece of all ranks stays in cache
       for (std::size_t i = begin; i < end; i += step) {
-        const std::size_t m = std::min(step, end - i), offset = i * l.bytes;
+        const std::size_t m = (std::min)(step, end - i), offset = i * l.bytes;
         for (std::size_t r = 0; r < p; ++r) {
           operands_[r] = {static_cast<const std::byte*>(world_->natives[r].in) + offset, 0};
         }

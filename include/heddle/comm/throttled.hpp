@@ -54,7 +54,7 @@ class throttled {
   void exchange(header h, std::span<const outgoing> out, std::span<const incoming> in, Apply&& apply) {
     const auto start = std::chrono::steady_clock::now();
     inner_.exchange(h, out, in, std::forward<Apply>(apply));
-    const double seconds = std::max(busiest(out), busiest(in));
+    const double seconds = (std::max)(busiest(out), busiest(in));
     std::this_thread::sleep_until(start + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
                                               std::chrono::duration<double>(seconds)));
   }
@@ -67,7 +67,7 @@ class throttled {
     for (const auto& m : messages) {
       double& link = links_[static_cast<std::size_t>(m.peer)];
       link += cost_.alpha + cost_.beta * static_cast<double>(m.bytes);
-      most = std::max(most, link);
+      most = (std::max)(most, link);
     }
     return most;
   }

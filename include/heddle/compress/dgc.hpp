@@ -81,8 +81,8 @@ struct dgc {
   double sparsity_at(std::size_t step) const noexcept {
     constexpr double stages[4] = {0.75, 0.9375, 0.984375, 0.996};
     if (step < begin_step || step >= begin_step + warmup_steps) return sparsity;
-    const double s = stages[std::min<std::size_t>(3, (step - begin_step) * 4 / warmup_steps)];
-    return std::min(s, sparsity);
+    const double s = stages[(std::min<std::size_t>)(3, (step - begin_step) * 4 / warmup_steps)];
+    return (std::min)(s, sparsity);
   }
 
   /// Whether a tensor of n elements travels as a packet at this step.
@@ -94,7 +94,7 @@ struct dgc {
       throw argument_error("heddle::dgc: sparsity is " + std::to_string(sparsity) + ", allowed is 0 <= sparsity < 1");
     }
     const double kept = 1.0 - sparsity_at(x.step);
-    return std::min(n, static_cast<std::size_t>(std::ceil(kept * static_cast<double>(n) * (1.0 - 1e-7))));
+    return (std::min)(n, static_cast<std::size_t>(std::ceil(kept * static_cast<double>(n) * (1.0 - 1e-7))));
   }
 
   /// @brief Appends this rank's packet; reads gradient and state, changes neither.

@@ -22,8 +22,8 @@ enum class dtype : std::uint8_t {
   other  ///< any other trivially copyable type
 };
 
-/// The dtype of T; dtype::other for user types.
-template <class T>
+/// The dtype of Element; dtype::other for user types.
+template <class Element>
 inline constexpr dtype dtype_of = dtype::other;
 /// @cond
 template <> inline constexpr dtype dtype_of<float> = dtype::f32;

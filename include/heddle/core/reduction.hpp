@@ -51,9 +51,9 @@ struct leaf {
 };
 
 namespace detail {
-template <class T>
+template <class Element>
 struct wide {
-  using type = T;
+  using type = Element;
 };
 template <> struct wide<float> { using type = double; };
 template <> struct wide<float16> { using type = float; };
@@ -83,21 +83,21 @@ constexpr A combine(const Op& op, A a, A b) {
 // Power of two as a float factor; |e| <= 126 covers every float16 exponent of 65535 ranks.
 constexpr float pow2(int e) noexcept { return std::bit_cast<float>(static_cast<std::uint32_t>(127 + e) << 23); }
 
-template <class T, class Op>
+template <class Element, class Op>
 bool reduce_loop(const void* context, const operand* in, int inputs, void* out, std::size_t count, int exponent,
                  double factor) {
   constexpr bool builtin = reduction_id<Op> != 255;
-  using acc = std::conditional_t<builtin, typename wide<T>::type, T>;
+  using acc = std::conditional_t<builtin, typename wide<Element>::type, Element>;
   constexpr bool adds = std::is_same_v<Op, sum> || std::is_same_v<Op, mean>;
   const auto both = [context](acc a, acc b) -> acc {
     if constexpr (builtin) return (void)context, combine(Op{}, a, b);
     else return combine(*static_cast<const Op*>(context), a, b);
   };
   (void)exponent, (void)factor;
-  T* const o = static_cast<T*>(out);
+  Element* const o = static_cast<Element*>(out);
 
   // Two floats, nothing to scale: the sum of two floats rounds the same from double as from float.
-  if constexpr (std::is_same_v<T, float> && builtin) {
+  if constexpr (std::is_same_v<Element, float> && builtin) {
     if (inputs == 2 && factor == 1.0) {
       const float *a = static_cast<const float*>(in[0].data), *b = static_cast<const float*>(in[1].data);
       for (std::size_t i = 0; i < count; ++i) o[i] = combine(Op{}, a[i], b[i]);
@@ -105,15 +105,15 @@ bool reduce_loop(const void* context, const operand* in, int inputs, void* out, 
     }
   }
   // Blocks that stay in the first-level cache, so that each input is read once and the loops stay simple to vectorise.
-  constexpr std::size_t block = std::max<std::size_t>(1, 4096 / sizeof(acc));
+  constexpr std::size_t block = (std::max<std::size_t>)(1, 4096 / sizeof(acc));
   acc a[block];
   bool left_range = false;
   for (std::size_t base = 0; base < count; base += block) {
-    const std::size_t m = std::min(block, count - base);
+    const std::size_t m = (std::min)(block, count - base);
     for (int k = 0; k < inputs; ++k) {
-      const T* const x = static_cast<const T*>(in[k].data) + base;
+      const Element* const x = static_cast<const Element*>(in[k].data) + base;
       const auto load = [&](std::size_t i) -> acc {
-        if constexpr (std::is_same_v<T, float16> && builtin) return static_cast<float>(x[i]) * pow2(in[k].exponent);
+        if constexpr (std::is_same_v<Element, float16> && builtin) return static_cast<float>(x[i]) * pow2(in[k].exponent);
         else return static_cast<acc>(x[i]);
       };
       if (k == 0) {
@@ -122,8 +122,8 @@ bool reduce_loop(const void* context, const operand* in, int inputs, void* out, 
         for (std::size_t i = 0; i < m; ++i) a[i] = both(a[i], load(i));
       }
     }
-    T* const y = o + base;
-    if constexpr (std::is_same_v<T, float16> && builtin) {
+    Element* const y = o + base;
+    if constexpr (std::is_same_v<Element, float16> && builtin) {
       const double f = (adds ? factor : 1.0) * pow2(-exponent);
       unsigned inf = 0;
       for (std::size_t i = 0; i < m; ++i) {
@@ -131,29 +131,29 @@ bool reduce_loop(const void* context, const operand* in, int inputs, void* out, 
         inf |= (y[i].bits & 0x7c00u) == 0x7c00u && std::isfinite(a[i]);
       }
       left_range |= inf != 0;
-    } else if constexpr (builtin && adds && std::is_integral_v<T>) {
+    } else if constexpr (builtin && adds && std::is_integral_v<Element>) {
       const acc divisor = static_cast<acc>(1.0 / factor + 0.5);
-      for (std::size_t i = 0; i < m; ++i) y[i] = static_cast<T>(divisor == 1 ? a[i] : a[i] / divisor);
+      for (std::size_t i = 0; i < m; ++i) y[i] = static_cast<Element>(divisor == 1 ? a[i] : a[i] / divisor);
     } else if constexpr (builtin && adds) {
-      for (std::size_t i = 0; i < m; ++i) y[i] = static_cast<T>(static_cast<acc>(static_cast<double>(a[i]) * factor));
+      for (std::size_t i = 0; i < m; ++i) y[i] = static_cast<Element>(static_cast<acc>(static_cast<double>(a[i]) * factor));
     } else {
-      for (std::size_t i = 0; i < m; ++i) y[i] = static_cast<T>(a[i]);
+      for (std::size_t i = 0; i < m; ++i) y[i] = static_cast<Element>(a[i]);
     }
   }
   return left_range;
 }
 }  // namespace detail
 
-/// @brief The leaf of element type T and operation Op (sum, mean, min, max, or a user's `T operator()(T, T) const`).
+/// @brief The leaf of element type Element and operation Op (sum, mean, min, max, or a user's `Element operator()(Element, Element) const`).
 ///
 /// A user operation must be associative and commutative up to rounding and must not throw. `op` is borrowed.
-template <class T, class Op>
+template <class Element, class Op>
 leaf leaf_of(const Op& op) {
-  static_assert(std::is_trivially_copyable_v<T>, "heddle: an element type must be trivially copyable");
+  static_assert(std::is_trivially_copyable_v<Element>, "heddle: an element type must be trivially copyable");
   constexpr bool builtin = detail::reduction_id<Op> != 255;
-  static_assert(!builtin || dtype_of<T> != dtype::other,
+  static_assert(!builtin || dtype_of<Element> != dtype::other,
                 "heddle: sum, mean, min and max need a built-in element type; pass your own operation for your own type");
-  return {dtype_of<T>, detail::reduction_id<Op>, std::is_same_v<Op, mean>, sizeof(T), &detail::reduce_loop<T, Op>,
+  return {dtype_of<Element>, detail::reduction_id<Op>, std::is_same_v<Op, mean>, sizeof(Element), &detail::reduce_loop<Element, Op>,
           builtin ? nullptr : &op};
 }
 

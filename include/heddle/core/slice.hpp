@@ -12,10 +12,10 @@ inline namespace v0 {
 
 /// @brief A borrowed run of elements, usable in device code (where `std::span` indexing is not).
 ///
-/// It owns nothing; copying it is copying a pointer and a count. `slice<T>` converts to `slice<const T>`.
-template <class T>
+/// It owns nothing; copying it is copying a pointer and a count. `slice<Element>` converts to `slice<const Element>`.
+template <class Element>
 struct slice {
-  T* data = nullptr;      ///< First element; may be null only when count is 0.
+  Element* data = nullptr;      ///< First element; may be null only when count is 0.
   std::size_t count = 0;  ///< Number of elements.
 
   /// Number of elements.
@@ -23,19 +23,19 @@ struct slice {
   /// Whether there is no element.
   HEDDLE_HD constexpr bool empty() const noexcept { return count == 0; }
   /// Size in bytes.
-  HEDDLE_HD constexpr std::size_t bytes() const noexcept { return count * sizeof(T); }
+  HEDDLE_HD constexpr std::size_t bytes() const noexcept { return count * sizeof(Element); }
   /// First element.
-  HEDDLE_HD constexpr T* begin() const noexcept { return data; }
+  HEDDLE_HD constexpr Element* begin() const noexcept { return data; }
   /// One past the last element.
-  HEDDLE_HD constexpr T* end() const noexcept { return data + count; }
+  HEDDLE_HD constexpr Element* end() const noexcept { return data + count; }
   /// Element i, unchecked.
-  HEDDLE_HD constexpr T& operator[](std::size_t i) const noexcept { return data[i]; }
+  HEDDLE_HD constexpr Element& operator[](std::size_t i) const noexcept { return data[i]; }
   /// Elements [offset, offset + n), unchecked.
   HEDDLE_HD constexpr slice subslice(std::size_t offset, std::size_t n) const noexcept { return {data + offset, n}; }
   /// A view that can't write.
-  HEDDLE_HD constexpr operator slice<const T>() const noexcept
-    requires(!std::is_const_v<T>)
-  {
+  template <class Other>
+    requires(std::is_const_v<Other> && std::is_same_v<Other, const Element> && !std::is_const_v<Element>)
+  HEDDLE_HD constexpr operator slice<Other>() const noexcept {
     return {data, count};
   }
 };

@@ -435,7 +435,7 @@ class data_parallel {
     ++(take ? done_.meetings : done_.skipped);
     drift_samples_ = 0.0;
     if (everybody) {  // periods begin together again
-      for (const detail::announcement& a : average_->announced()) clock_ = std::max(clock_, a.clock);
+      for (const detail::announcement& a : average_->announced()) clock_ = (std::max)(clock_, a.clock);
     }
     return everybody;
   }
