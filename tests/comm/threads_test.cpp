@@ -1,0 +1,470 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#include <heddle/collective/all_reduce.hpp>
+#include <heddle/collective/gather.hpp>
+#include <heddle/collective/mixed_radix.hpp>
+#include <heddle/comm/counting.hpp>
+#include <heddle/comm/self.hpp>
+#include <heddle/comm/threads.hpp>
+#include <heddle/comm/throttled.hpp>
+
+#include "../support/catch.hpp"
+#include "conformance.hpp"
+
+#include <array>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace hd = heddle;
+using namespace std::chrono_literals;
+using heddle_test::conforms_to_communicator;
+using heddle_test::findings;
+
+namespace {
+
+hd::threads::options few(int ranks, std::chrono::nanoseconds deadline = 300ms) { return {.ranks = ranks, .deadline = deadline}; }
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// What each rank's f ended with: its comm_error, or nothing.
+struct ended {
+  std::optional<hd::comm_error> error;
+  bool other = false;  // an exception of another type
+};
+
+std::vector<ended> outcome(const hd::threads::options& o, const std::function<void(hd::threads::communicator&)>& f) {
+  std::vector<ended> all(static_cast<std::size_t>(o.ranks));
+  try {
+    hd::threads::run(o, [&](auto& comm) {
+      ended& mine = all[static_cast<std::size_t>(comm.rank())];
+      try {
+        f(comm);
+      } catch (const hd::comm_error& e) {
+        mine.error = e;
+        throw;
+      } catch (...) {
+        mine.other = true;
+        throw;
+      }
+    });
+  } catch (...) {
+  }
+  return all;
+}
+
+struct boom : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+}  // namespace
+
+TEST_CASE("self conforms") {
+  conforms_to_communicator({1}, [](int, auto f) {
+    hd::self comm;
+    f(comm);
+  });
+  hd::self comm;
+  int word = 0;
+  const hd::outgoing out{0, &word, 4, 1};
+  CHECK_THROWS_AS(comm.exchange({}, std::span(&out, 1), {}, [](std::span<const hd::arrival>) {}), hd::argument_error);
+}
+
+TEST_CASE("threads conforms") {
+  conforms_to_communicator({1, 2, 3, 5, 8}, [](int ranks, auto f) { hd::threads::run(few(ranks, 2s), f); });
+}
+
+TEST_CASE("counting conforms") {
+  conforms_to_communicator({1, 2, 5}, [](int ranks, auto f) {
+    hd::threads::run(few(ranks, 2s), [&](auto& comm) {
+      hd::counting counted(comm);
+      f(counted);
+    });
+  });
+}
+
+TEST_CASE("throttled conforms") {
+  conforms_to_communicator({2, 3}, [](int ranks, auto f) {
+    hd::threads::run(few(ranks, 2s), [&](auto& comm) {
+      hd::throttled slow(comm, hd::link_cost{.alpha = 1e-5, .beta = 1e-9});
+      f(slow);
+    });
+  });
+}
+
+TEST_CASE("wrappers of wrappers conform") {
+  conforms_to_communicator({3}, [](int ranks, auto f) {
+    hd::threads::run(few(ranks, 2s), [&](auto& comm) {
+      hd::counting<hd::throttled<hd::threads::communicator>> both(hd::throttled(comm, hd::link_cost{}));
+      f(both);
+    });
+  });
+}
+
+TEST_CASE("a run needs a rank") {
+  CHECK_THROWS_AS(hd::threads::run(0, [](auto&) {}), hd::argument_error);
+  CHECK_THROWS_AS(hd::threads::run(-3, [](auto&) {}), hd::argument_error);
+}
+
+TEST_CASE("a peer that isn't another rank is an argument error") {
+  for (const int peer : {-1, 0, 2, 7}) {
+    findings found;
+    CHECK_THROWS_AS(hd::threads::run(few(2), [&](auto& comm) {
+      int word = 0;
+      const hd::outgoing out{peer, &word, 4, 1};
+      const hd::incoming in{peer, &word, 4};
+      if (comm.rank() == 0 && peer % 2 == 0) comm.exchange({}, {}, std::span(&in, 1), [](std::span<const hd::arrival>) {});
+      else if (comm.rank() == 0) comm.exchange({}, std::span(&out, 1), {}, [](std::span<const hd::arrival>) {});
+    }), hd::argument_error);
+  }
+}
+
+TEST_CASE("a rank that throws between two collectives is named by the others' pending call") {
+  for (const int guilty : {0, 2, 4}) {
+    const auto all = outcome(few(5, 20s), [&](auto& comm) {
+      hd::barrier(comm);
+      if (comm.rank() == guilty) throw boom("the disk is full");
+      std::vector<float> data(100);
+      hd::all_reduce(comm, hd::ring{}, std::span<float>(data));
+    });
+    for (int r = 0; r < 5; ++r) {
+      const ended& e = all[static_cast<std::size_t>(r)];
+      INFO("rank " << r << ", guilty " << guilty);
+      if (r == guilty) {
+        CHECK(e.other);
+        continue;
+      }
+      REQUIRE(e.error);
+      CHECK(e.error->peer() == guilty);
+      CHECK(e.error->rank() == r);
+      CHECK(e.error->operation() == "all_reduce");
+      CHECK(has(e.error->what(), "the disk is full"));
+    }
+  }
+}
+
+TEST_CASE("run rethrows the first exception, after every rank has ended") {
+  std::atomic<int> running{0};
+  try {
+    hd::threads::run(few(4, 20s), [&](auto& comm) {
+      struct guard {
+        std::atomic<int>& n;
+        ~guard() { --n; }
+      };
+      ++running;
+      const guard last{running};
+      if (comm.rank() == 3) throw boom("first");
+      hd::barrier(comm);
+    });
+    FAIL("nothing was thrown");
+  } catch (const boom& e) {
+    CHECK(std::string(e.what()) == "first");
+  }
+  CHECK(running == 0);
+  CHECK_THROWS_AS(hd::threads::run(2, [](auto& comm) { if (comm.rank() == 1) throw 42; else hd::barrier(comm); }), int);
+}
+
+TEST_CASE("a rank that returns early is named within the deadline") {
+  const auto use = [](const char* name, const auto& call) {
+    const auto all = outcome(few(4), [&](auto& comm) {
+      hd::barrier(comm);
+      if (comm.rank() == 2) return;
+      call(comm);
+    });
+    for (const int r : {0, 1, 3}) {
+      const ended& e = all[static_cast<std::size_t>(r)];
+      INFO(name << " on rank " << r);
+      REQUIRE(e.error);
+      INFO(e.error->what());
+      CHECK(has(e.error->what(), "rank 2"));
+      CHECK(has(e.error->what(), "within 300 ms"));
+      CHECK(e.error->operation() == name);
+      CHECK(e.error->peer() == 2);
+    }
+  };
+  std::vector<std::vector<float>> data(4, std::vector<float>(100));
+  const auto mine = [&](auto& comm) { return std::span<float>(data[static_cast<std::size_t>(comm.rank())]); };
+  use("all_reduce", [&](auto& comm) { hd::all_reduce(comm, hd::ring{}, mine(comm)); });
+  use("all_reduce", [&](auto& comm) { hd::all_reduce(comm, hd::direct{}, mine(comm)); });
+  use("all_reduce", [&](auto& comm) { hd::all_reduce(comm, hd::native{}, mine(comm)); });
+  use("barrier", [&](auto& comm) { hd::barrier(comm); });
+  use("control", [&](auto& comm) { (void)comm.duplicate(); });
+}
+
+TEST_CASE("a rank in another call gives an error on every rank") {
+  const auto differ = [](const char* name, bool names_it, const auto& usual, const auto& odd) {
+    for (const int ranks : {3, 4}) {
+      const auto all = outcome(few(ranks), [&](auto& comm) {
+        if (comm.rank() == 2) odd(comm);
+        else usual(comm);
+        hd::barrier(comm);
+      });
+      for (int r = 0; r < ranks; ++r) {
+        const ended& e = all[static_cast<std::size_t>(r)];
+        INFO("another " << name << ", rank " << r << " of " << ranks);
+        REQUIRE(e.error);
+        INFO(e.error->what());
+        if (names_it) {
+          CHECK(has(e.error->what(), "calls differ: rank "));
+          CHECK(has(e.error->what(), "rank 2 is in "));
+        } else {
+          CHECK((has(e.error->what(), "calls differ") || has(e.error->what(), "did not reach")));
+        }
+      }
+    }
+  };
+  const auto reduce = [](auto topology, auto zero, std::size_t n, auto op) {
+    return [=](auto& comm) {
+      std::vector<decltype(zero)> data(n, zero);
+      hd::all_reduce(comm, topology, std::span<decltype(zero)>(data), op);
+    };
+  };
+  const auto ring = reduce(hd::ring{}, 1.0f, 24, hd::sum{});
+  differ("count", true, ring, reduce(hd::ring{}, 1.0f, 36, hd::sum{}));
+  differ("type of the same size", true, ring, reduce(hd::ring{}, 1, 24, hd::sum{}));
+  differ("type of another size", true, ring, reduce(hd::ring{}, 1.0, 24, hd::sum{}));
+  differ("operation", true, ring, reduce(hd::ring{}, 1.0f, 24, hd::max{}));
+  differ("mean", true, ring, reduce(hd::ring{}, 1.0f, 24, hd::mean{}));
+  differ("kind", true, ring, [](auto& comm) {
+    std::vector<float> data(24);
+    std::vector<std::size_t> counts(static_cast<std::size_t>(comm.size()), 24 / static_cast<std::size_t>(comm.size()));
+    hd::all_gather(comm, hd::ring{}, std::span<float>(data), std::span<const std::size_t>(counts));
+  });
+  differ("kind that waits elsewhere", false, ring, [](auto& comm) {
+    std::vector<float> data(24);
+    hd::broadcast(comm, std::span<float>(data));
+  });
+  differ("topology", false, ring, reduce(hd::direct{}, 1.0f, 24, hd::sum{}));
+  differ("call earlier", true, ring, [&](auto& comm) {
+    comm.next_sequence();
+    ring(comm);
+  });
+  const auto native = reduce(hd::native{}, 1.0f, 24, hd::sum{});
+  const auto each = [&](const char* name, const auto& odd) {
+    for (int r = 0; r < 3; ++r) {
+      const auto all = outcome(few(3), [&](auto& comm) {
+        if (comm.rank() == r) odd(comm);
+        else native(comm);
+      });
+      for (const ended& e : all) {
+        INFO("native, another " << name << " on rank " << r);
+        REQUIRE(e.error);
+        CHECK(has(e.error->what(), "rank " + std::to_string(r)));
+        CHECK(has(e.error->what(), "calls differ"));
+      }
+    }
+  };
+  each("count", reduce(hd::native{}, 1.0f, 25, hd::sum{}));
+  each("type", reduce(hd::native{}, 1, 24, hd::sum{}));
+  each("operation", reduce(hd::native{}, 1.0f, 24, hd::min{}));
+  differ("topology, native", false, native, ring);
+}
+
+TEST_CASE("a rank may throw before any of its calls while its buffers are on its stack") {
+  // Every kind of call, its buffers local to it, so that a peer that still reads them is seen by AddressSanitizer.
+  using call = std::function<void(hd::threads::communicator&)>;
+  const auto reduce = [](auto topology, auto zero) -> call {
+    return [topology, zero](hd::threads::communicator& comm) {
+      std::array<decltype(zero), 300> data;
+      data.fill(zero);
+      hd::all_reduce(comm, topology, std::span<decltype(zero)>(data), hd::mean{});
+    };
+  };
+  const std::vector<call> calls{
+      reduce(hd::ring{}, 1.0f),
+      reduce(hd::direct{}, hd::bfloat16(1.0f)),
+      reduce(hd::native{}, 1.0),
+      [](auto& comm) {
+        std::array<int, 100> data{};
+        hd::broadcast(comm, std::span<int>(data), 1);
+      },
+      [](auto& comm) { hd::barrier(comm); },
+      [](auto& comm) {
+        std::array<int, 3> mine{};
+        std::vector<int> all(3 * static_cast<std::size_t>(comm.size()));
+        hd::all_gather(comm, hd::halving_doubling{}, std::span<const int>(mine), std::span<int>(all));
+      },
+      [](auto& comm) {
+        auto second = comm.duplicate();
+        std::array<int, 1> word{};
+        hd::broadcast(second, std::span<int>(word));
+      },
+      reduce(hd::torus_2d{}, hd::float16(1.0f)),
+  };
+  for (const int ranks : {2, 4}) {
+    for (int guilty = 0; guilty < ranks; ++guilty) {
+      for (std::size_t k = 0; k <= calls.size(); ++k) {
+        INFO("rank " << guilty << " of " << ranks << " throws before call " << k);
+        std::vector<int> failed(static_cast<std::size_t>(ranks), -1);
+        std::string thrown;
+        try {
+          hd::threads::run(few(ranks, 20s), [&](auto& comm) {
+            try {
+              for (std::size_t i = 0; i < calls.size(); ++i) {
+                if (comm.rank() == guilty && i == k) throw boom("at call " + std::to_string(k));
+                calls[i](comm);
+              }
+              if (comm.rank() == guilty && k == calls.size()) throw boom("at call " + std::to_string(k));
+            } catch (const hd::comm_error& e) {
+              failed[static_cast<std::size_t>(comm.rank())] = e.peer();
+              throw;
+            }
+          });
+        } catch (const boom& e) {
+          thrown = e.what();
+        }
+        CHECK(thrown == "at call " + std::to_string(k));
+        for (int r = 0; r < ranks; ++r) {
+          const int named = failed[static_cast<std::size_t>(r)];
+          if (r == guilty) CHECK(named == -1);
+          else if (k < calls.size()) CHECK(named == guilty);
+          else CHECK((named == guilty || named == -1));  // the last call may be over
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a user's function that throws inside a call doesn't hang the others") {
+  // In apply of an exchange.
+  auto all = outcome(few(4, 20s), [&](auto& comm) {
+    std::array<int, 64> mine{}, theirs{};
+    for (int round = 0; round < 3; ++round) {
+      const hd::outgoing out{(comm.rank() + 1) % 4, mine.data(), sizeof mine, 1};
+      const hd::incoming in{(comm.rank() + 3) % 4, theirs.data(), sizeof theirs};
+      comm.exchange({}, std::span(&out, 1), std::span(&in, 1), [&](std::span<const hd::arrival>) {
+        if (comm.rank() == 1 && round == 1) throw boom("in apply");
+      });
+    }
+  });
+  for (const int r : {0, 2, 3}) {
+    REQUIRE(all[static_cast<std::size_t>(r)].error);
+    CHECK(all[static_cast<std::size_t>(r)].error->peer() == 1);
+    CHECK(has(all[static_cast<std::size_t>(r)].error->what(), "in apply"));
+  }
+  CHECK(all[1].other);
+
+  // In the operation of an all-reduce.
+  const auto inside = [&](const auto& topology) {
+    return outcome(few(4, 20s), [&](auto& comm) {
+      std::vector<int> data(400, comm.rank());
+      const auto op = [&](int a, int b) {
+        if (comm.rank() == 1) throw boom("in the operation");
+        return a > b ? a : b;
+      };
+      for (int k = 0; k < 2; ++k) hd::all_reduce(comm, topology, std::span<int>(data), op);
+    });
+  };
+  for (const auto& outcomes : {inside(hd::ring{}), inside(hd::direct{}), inside(hd::native{})}) {
+    for (const int r : {0, 2, 3}) {
+      REQUIRE(outcomes[static_cast<std::size_t>(r)].error);
+      CHECK(outcomes[static_cast<std::size_t>(r)].error->peer() == 1);
+      CHECK(has(outcomes[static_cast<std::size_t>(r)].error->what(), "in the operation"));
+    }
+    CHECK(outcomes[1].other);
+  }
+}
+
+TEST_CASE("a failure on one thread of a rank wakes the peers of its other threads") {
+  const auto all = outcome(few(3, 20s), [&](auto& comm) {
+    auto second = comm.duplicate();
+    std::exception_ptr thrown;
+    std::thread other([&] {
+      try {
+        for (int k = 0; k < 1000000; ++k) hd::barrier(second);
+      } catch (const hd::comm_error&) {
+        thrown = std::current_exception();
+      }
+    });
+    if (comm.rank() == 1) comm.fail("given up");
+    other.join();
+    if (thrown) std::rethrow_exception(thrown);
+  });
+  for (const ended& e : all) {
+    REQUIRE(e.error);
+    CHECK(e.error->peer() == 1);
+  }
+}
+
+TEST_CASE("many more ranks than cores") {
+  findings found;
+  hd::threads::run(8, [&](auto& comm) {
+    for (int k = 0; k < 300; ++k) hd::barrier(comm);
+    std::vector<float> data(64, 1.0f);
+    for (int k = 0; k < 100; ++k) hd::all_reduce(comm, hd::native{}, std::span<float>(data), hd::mean{});
+    found.expect(data == std::vector<float>(64, 1.0f), comm.rank(), "mean");
+  });
+  hd::threads::run(33, [&](auto& comm) {
+    std::vector<int> data(10, 1);
+    hd::all_reduce(comm, hd::ring{}, std::span<int>(data));
+    found.expect(data == std::vector<int>(10, 33), comm.rank(), "sum of 33 ranks");
+  });
+  CHECK(found.text() == "");
+}
+
+TEST_CASE("counting counts what the formula says") {
+  for (const int p : {1, 2, 3, 4, 7, 8}) {
+    for (const std::size_t n : {0, 1, 8, 17, 168, 1025}) {
+      const auto total = [&](const auto& topology) {
+        std::atomic<std::uint64_t> bytes{0}, messages{0}, control{0};
+        hd::threads::run(p, [&](auto& comm) {
+          hd::counting counted(comm);
+          std::vector<float> data(n);
+          hd::all_reduce(counted, topology, std::span<float>(data));
+          hd::barrier(counted);
+          const hd::traffic t = counted.sent();
+          bytes += t.bytes;
+          messages += t.messages;
+          control += t.control_bytes;
+        });
+        std::uint64_t log = 0;
+        while ((1u << log) < static_cast<unsigned>(p)) ++log;
+        CHECK(control == log * static_cast<std::uint64_t>(p));  // the barrier: a byte a round
+        return std::pair<std::uint64_t, std::uint64_t>(bytes, messages);
+      };
+      INFO(p << " ranks, " << n << " elements");
+      const std::uint64_t wire = 2 * n * 4 * static_cast<std::uint64_t>(p - 1);
+      const auto ring = total(hd::ring{});
+      CHECK(ring.first == wire);
+      const std::uint64_t blocks = std::min<std::uint64_t>(n, static_cast<std::uint64_t>(p));  // none is empty on the wire
+      CHECK(ring.second == 2 * blocks * static_cast<std::uint64_t>(p - 1));
+      CHECK(total(hd::direct{}).first == wire);
+      CHECK(total(hd::halving_doubling{}).first == wire);
+      const auto native = total(hd::native{});
+      CHECK(native.first / static_cast<std::uint64_t>(p) == wire / static_cast<std::uint64_t>(p));
+    }
+  }
+  // A duplicate counts into the same figures.
+  hd::threads::run(2, [](auto& comm) {
+    hd::counting counted(comm);
+    auto second = counted.duplicate();
+    std::vector<float> data(10);
+    hd::all_reduce(second, hd::ring{}, std::span<float>(data));
+    if (counted.sent().bytes != 40) throw boom("a duplicate counts elsewhere");
+  });
+}
+
+TEST_CASE("throttled takes at least as long as the links need") {
+  findings found;
+  const auto least = [&](int rank, double seconds, const auto& call) {
+    const auto start = std::chrono::steady_clock::now();
+    call();
+    const double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    found.expect(took >= seconds, rank, "took " + std::to_string(took) + " s, the links need " + std::to_string(seconds));
+  };
+  hd::threads::run(3, [&](auto& comm) {
+    hd::throttled slow(comm, hd::link_cost{.alpha = 2e-3, .beta = 1e-6});
+    std::array<std::byte, 5000> mine{}, theirs{};
+    const int to = (comm.rank() + 1) % 3, from = (comm.rank() + 2) % 3;
+    const std::array<hd::outgoing, 2> out{{{to, mine.data(), 5000, 1}, {to, mine.data(), 1000, 1}}};
+    const std::array<hd::incoming, 2> in{{{from, theirs.data(), 5000}, {from, nullptr, 1000}}};
+    least(comm.rank(), 2 * 2e-3 + 6000 * 1e-6, [&] { slow.exchange({}, out, in, [](std::span<const hd::arrival>) {}); });
+    // A ring: 2 (P - 1) rounds of one message of n / P elements.
+    std::vector<float> data(3000);
+    least(comm.rank(), 4 * (2e-3 + 4000 * 1e-6), [&] { hd::all_reduce(slow, hd::ring{}, std::span<float>(data)); });
+  });
+  CHECK(found.text() == "");
+  CHECK_THROWS_AS(hd::throttled(hd::self{}, hd::link_cost{.alpha = -1}), hd::argument_error);
+  CHECK_THROWS_AS(hd::throttled(hd::self{}, hd::link_cost{.beta = std::numeric_limits<double>::quiet_NaN()}), hd::argument_error);
+}
