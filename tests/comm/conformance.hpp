@@ -31,11 +31,9 @@ namespace hd = heddle;
 class findings {
  public:
   /// Notes the first few wrong things. Costs nothing where all is right.
-  template <class Text>
-  void expect(bool right, int rank, const Text& what) {
-    if (right) return;
-    std::lock_guard lock(mutex_);
-    if (++count_ <= 5) text_ += "rank " + std::to_string(rank) + ": " + std::string(what) + "\n";
+  /// @param right Whether it is. @param rank Who looked. @param what What is wrong. @param where In which case.
+  void expect(bool right, int rank, const char* what, const std::string& where = {}) {
+    if (!right) note(rank, what, where);
   }
   /// Empty where all was right.
   std::string text() const {
@@ -44,6 +42,11 @@ class findings {
   }
 
  private:
+  [[gnu::noinline]] void note(int rank, const char* what, const std::string& where) {
+    std::lock_guard lock(mutex_);
+    if (++count_ <= 5) text_ += "rank " + std::to_string(rank) + ": " + what + (where.empty() ? "" : ", ") + where + "\n";
+  }
+
   mutable std::mutex mutex_;
   std::string text_;
   std::size_t count_ = 0;
@@ -213,7 +216,7 @@ void conforms_to_communicator(const std::vector<int>& sizes, Run run) {
         } catch (const hd::comm_error& e) {
           threw = std::string(e.what()).find("rank 0") != std::string::npos;
         }
-        differ.expect(threw, me, "no error, or it doesn't name the odd rank; difference " + std::to_string(what));
+        differ.expect(threw, me, "no error, or it doesn't name the odd rank", std::to_string(what));
       });
       CHECK(differ.text() == "");
     }

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Heddle authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// One trainer source under every combination of topology, compressor and mode: each against its double-precision
+// One trainer source under every pair of topology and compressor, modes taking turns: each against its double-precision
 // reference where it has one, else against the loss it must reach.
 #include "support.hpp"
 
@@ -12,9 +12,11 @@ namespace {
 template <class... Parts>
 using list = std::tuple<Parts...>;
 
-template <class Tuple, class Function>
-void for_each(const Tuple& t, Function&& f) {
-  std::apply([&](const auto&... x) { (f(x), ...); }, t);
+template <std::size_t Count, class Function>
+void for_each_index(Function&& f) {
+  [&]<std::size_t... Index>(std::index_sequence<Index...>) {
+    (f(std::integral_constant<std::size_t, Index>{}), ...);
+  }(std::make_index_sequence<Count>{});
 }
 
 template <class Topology, class Compressor, class Mode>
@@ -32,18 +34,17 @@ void trains(const Topology& t, const Compressor& c, const Mode& m, int ranks) {
 }
 }  // namespace
 
-TEST_CASE("every topology with every compressor in every mode") {
+TEST_CASE("every topology with every compressor, each of these pairs in one mode or the other") {
   const list<hd::ring, hd::direct, hd::torus_2d, hd::halving_doubling, hd::hierarchical<hd::ring, hd::ring>, hd::native> topologies{};
   const auto compressors = std::make_tuple(hd::none{}, hd::cast<hd::float16>{}, hd::cast<hd::bfloat16>{},
                                            hd::dgc{.sparsity = 0.8, .dense_below = 10},
                                            hd::clip{.max_norm = 50.0f} | hd::none{},
                                            hd::clip{.max_norm = 50.0f} | hd::dgc{.sparsity = 0.8, .dense_below = 10});
   const list<hd::every_step, hd::local_sgd> modes{{}, {.period = 4}};
-  for_each(topologies, [&](const auto& t) {
-    for_each(compressors, [&](const auto& c) {
-      for_each(modes, [&](const auto& m) {
-        for (const int ranks : {1, 3, 4}) trains(t, c, m, ranks);
-      });
+  for_each_index<6>([&](auto t) {
+    for_each_index<6>([&](auto c) {
+      constexpr std::size_t m = (t() + c()) % 2;
+      for (const int ranks : {1, 3, 4}) trains(std::get<t()>(topologies), std::get<c()>(compressors), std::get<m>(modes), ranks);
     });
   });
 }

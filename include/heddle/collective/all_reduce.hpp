@@ -96,11 +96,14 @@ class all_reduce_plan {
       return comm.native_all_reduce(h, data, data, count_, l);
     } else {
       const double factor = l.average ? 1.0 / comm.size() : 1.0;
-      bool left_range = executor_.run(comm, schedule_, 0, schedule_.half(), h, data, l.bytes, &l, factor, fused_);
+      if (executor_.prepared_bytes() != l.bytes) {
+        executor_.prepare(comm.rank(), schedule_, l.bytes, fused_ ? std::span<const interval>{} : owned_);
+      }
+      bool left_range = executor_.run_prepared(comm, schedule_, 0, schedule_.half(), h, data, &l, factor, fused_);
       if (!fused_ && (l.average || l.scaled())) {
         for (const interval b : owned_) left_range |= executor_.finish(b, data, l, factor);
       }
-      left_range |= executor_.run(comm, schedule_, schedule_.half(), schedule_.rounds(), h, data, l.bytes, &l);
+      left_range |= executor_.run_prepared(comm, schedule_, schedule_.half(), schedule_.rounds(), h, data, &l);
       return left_range;
     }
   }

@@ -14,51 +14,199 @@ namespace heddle {
 inline namespace v0 {
 
 namespace detail {
-// How many ranks are summed in each run of a float16 buffer: stored values are the sum times 2^-ceil(log2(that)).
-class contributions {
- public:
-  void reset(std::size_t count) { runs_.assign(1, {{0, count}, 1}); }
+// A schedule made ready to run: everything about a round that is known before the elements arrive, so that a run only
+// sets pointers. A float16 buffer holds sums of different numbers of ranks in different places, stored divided by
+// 2^ceil(log2(number)). Which earlier operation gave an interval its number is known beforehand, the number itself
+// comes with the messages: each operation that gives one has a place in `numbers`.
+struct program {
+  static constexpr std::uint32_t own = ~std::uint32_t{0};
+  static constexpr std::size_t in_place = ~std::size_t{0};
 
-  // The number for an interval; argument_error if it isn't one number.
-  std::uint16_t of(interval b) const {
-    std::uint16_t found = 0;
-    for (const run& r : runs_) {
-      if (!r.where.overlaps(b)) continue;
-      if (found && found != r.number) {
-        throw argument_error("heddle::execute: this topology sends elements with different numbers of contributions in "
-                             "one message, which float16 can't carry; use bfloat16 or float");
+  struct source {  // who gave an interval its number: one operation and, rarely, more that must agree
+    std::uint32_t id = 0, more = 0, last = 0;  // places in `numbers`; further ones are further[more, last)
+  };
+  struct merge {  // all reductions of one interval in one round
+    std::size_t offset, count;
+    std::size_t staged;  // where in scratch memory the result waits for the end of the round, or in_place
+    source before;
+    std::uint32_t id, end;  // its place in `numbers`; one past its last operand
+    std::uint32_t mine;     // which of its operands is the buffer itself
+  };
+  struct overwrite {
+    std::uint32_t arrival, id;
+  };
+  struct ends {  // one past a round's last entry in each list
+    std::size_t out = 0, in = 0, merges = 0, overwrites = 0;
+    bool staged = false;
+  };
+  struct finished {
+    interval where;
+    source before;
+    std::uint32_t id;
+  };
+
+  std::vector<ends> rounds;  // rounds[r + 1] is round r; rounds[0] is where the lists begin
+  std::vector<outgoing> out;
+  std::vector<source> out_sources;
+  std::vector<std::size_t> out_offsets, in_offsets;
+  std::vector<incoming> in;
+  std::vector<merge> merges;
+  std::vector<operand> operands;
+  std::vector<std::uint32_t> arrivals;  // of each operand; `own` for the buffer
+  std::vector<overwrite> overwrites;
+  std::vector<finished> finishes;
+  std::vector<std::uint32_t> further;
+  std::vector<std::uint16_t> numbers;  // numbers[0] is 1: a rank's own contribution
+  std::size_t scratch = 0;             // bytes
+  std::size_t element_bytes = 0;
+  std::byte* bound = nullptr;  // the buffer that pointers are set for
+
+  // `owned` is what executor::finish will be called for when the reduce-scatter half is done.
+  void build(int rank, const schedule& s, std::size_t bytes, std::span<const interval> owned) {
+    *this = {};
+    element_bytes = bytes;
+    numbers.push_back(1);
+    runs_.push_back({{0, ~std::size_t{0}}, 0});
+    rounds.emplace_back();
+    for (std::size_t r = 0; r < s.rounds(); ++r) {
+      for (const interval b : r == s.half() ? owned : std::span<const interval>{}) {
+        const source before = source_of(b);
+        finishes.push_back({b, before, give_number(b)});
       }
-      found = r.number;
+      add(rank, s.round(r));
     }
-    return found ? found : std::uint16_t{1};
   }
 
-  void set(interval b, std::uint16_t number) {
-    std::vector<run> kept;
-    kept.push_back({b, number});
+  void bind(std::byte* buffer) {
+    if (buffer == bound) return;
+    bound = buffer;
+    for (std::size_t i = 0; i < out.size(); ++i) out[i].data = buffer + out_offsets[i];
+    for (std::size_t i = 0; i < in.size(); ++i) {
+      if (in_offsets[i] != in_place) in[i].into = buffer + in_offsets[i];
+    }
+    std::size_t first = 0;
+    for (const merge& m : merges) {
+      operands[first + m.mine].data = buffer + m.offset;
+      first = m.end;
+    }
+  }
+
+  std::uint16_t number(const source& x) const {
+    const std::uint16_t n = numbers[x.id];
+    for (std::uint32_t i = x.more; i < x.last; ++i) {
+      if (numbers[further[i]] != n) disagree();
+    }
+    return n;
+  }
+
+  // Who has given the interval its number by the last operation added so far.
+  source source_of(interval b) {
+    source x{0, static_cast<std::uint32_t>(further.size()), 0};
+    bool found = false;
+    for (const run& r : runs_) {
+      if (!r.where.overlaps(b)) continue;
+      if (!found) x.id = r.id;
+      else if (r.id != x.id) further.push_back(r.id);
+      found = true;
+    }
+    x.last = static_cast<std::uint32_t>(further.size());
+    return x;
+  }
+
+  static int exponent(unsigned number) noexcept { return std::bit_width(number - 1u); }
+
+ private:
+  struct run {
+    interval where;
+    std::uint32_t id;
+  };
+
+  [[noreturn]] static void disagree() {
+    throw argument_error("heddle::execute: this topology sends elements with different numbers of contributions in "
+                         "one message, which float16 can't carry; use bfloat16 or float");
+  }
+
+  std::uint32_t give_number(interval b) {
+    const auto id = static_cast<std::uint32_t>(numbers.size());
+    numbers.push_back(1);
+    std::vector<run> kept{{b, id}};
     for (const run& r : runs_) {
       if (!r.where.overlaps(b)) {
         kept.push_back(r);
         continue;
       }
-      if (r.where.begin < b.begin) kept.push_back({{r.where.begin, b.begin - r.where.begin}, r.number});
-      if (r.where.end() > b.end()) kept.push_back({{b.end(), r.where.end() - b.end()}, r.number});
+      if (r.where.begin < b.begin) kept.push_back({{r.where.begin, b.begin - r.where.begin}, r.id});
+      if (r.where.end() > b.end()) kept.push_back({{b.end(), r.where.end() - b.end()}, r.id});
     }
     runs_ = std::move(kept);
+    return id;
   }
 
-  static int exponent(std::uint16_t number) noexcept { return std::bit_width(static_cast<unsigned>(number) - 1u); }
+  void add(int rank, std::span<const operation> round) {
+    std::vector<const operation*> receives;
+    for (const operation& o : round) {
+      const std::size_t n = o.range.count * element_bytes, offset = o.range.begin * element_bytes;
+      const int peer = static_cast<int>(o.peer);
+      if (o.act == action::send) {
+        out.push_back({peer, nullptr, n, 1});
+        out_offsets.push_back(offset);
+        out_sources.push_back(source_of(o.range));
+      } else {
+        in.push_back({peer, nullptr, n});
+        in_offsets.push_back(o.act == action::copy ? offset : in_place);
+        receives.push_back(&o);
+      }
+    }
+    ends e;
+    std::size_t scratch_used = 0;
+    std::vector<unsigned char> done(receives.size());
+    for (std::uint32_t i = 0; i < receives.size(); ++i) {
+      const operation& o = *receives[i];
+      if (o.act == action::copy) overwrites.push_back({i, give_number(o.range)});
+      if (done[i] || o.act == action::copy) continue;
+      merge m{o.range.begin * element_bytes, o.range.count, in_place, source_of(o.range), 0, 0, 0};
+      // All reduces of this interval at once, own contribution at its place in rank order.
+      const std::size_t first = operands.size();
+      bool placed = false;
+      const auto place = [&] {
+        m.mine = static_cast<std::uint32_t>(operands.size() - first);
+        operands.push_back({nullptr, 0});
+        arrivals.push_back(own);
+        placed = true;
+      };
+      for (std::uint32_t j = i; j < receives.size(); ++j) {
+        const operation& p = *receives[j];
+        if (p.act != action::reduce || !(p.range == o.range)) continue;
+        done[j] = 1;
+        if (!placed && static_cast<int>(p.peer) > rank) place();
+        operands.push_back({nullptr, 0});
+        arrivals.push_back(j);
+      }
+      if (!placed) place();
+      m.end = static_cast<std::uint32_t>(operands.size());
+      for (const operation& p : round) {
+        if (p.act != action::send || !p.range.overlaps(o.range)) continue;
+        m.staged = scratch_used;
+        e.staged = true;
+        scratch_used += (o.range.count * element_bytes + 63) / 64 * 64;
+        break;
+      }
+      m.id = give_number(o.range);
+      merges.push_back(m);
+    }
+    scratch = (std::max)(scratch, scratch_used);
+    e.out = out.size();
+    e.in = in.size();
+    e.merges = merges.size();
+    e.overwrites = overwrites.size();
+    rounds.push_back(e);
+  }
 
- private:
-  struct run {
-    interval where;
-    std::uint16_t number;
-  };
   std::vector<run> runs_;
 };
 }  // namespace detail
 
-/// @brief Runs schedules on a communicator; keeps the scratch memory between runs.
+/// @brief Runs schedules on a communicator; keeps what it prepared and the scratch memory between runs.
 ///
 /// Not a template over topologies: the schedule is data, the inner loop is a `leaf`. What it does round by round is
 /// exactly the schedule. A reduction whose result overlaps what its round sends goes through scratch memory, every
@@ -68,7 +216,16 @@ class executor {
   /// Optional record of what was executed: operation by operation, for proofs.
   std::vector<operation>* trace = nullptr;
 
-  /// @brief Runs rounds [from, to) of `s`.
+  /// @brief Prepares for `s`; runs of it need not do so again.
+  /// @param rank This rank. @param s Its schedule. @param bytes Bytes of one element.
+  /// @param owned What `finish` will be called for between the reduce-scatter half and the rest.
+  void prepare(int rank, const schedule& s, std::size_t bytes, std::span<const interval> owned = {}) {
+    program_.build(rank, s, bytes, owned);
+  }
+  /// Bytes of an element that it is prepared for; 0 if it isn't.
+  std::size_t prepared_bytes() const noexcept { return program_.element_bytes; }
+
+  /// @brief Prepares for `s` and runs its rounds [from, to).
   /// @param comm Communicator. @param s This rank's schedule. @param from First round. @param to One past the last.
   /// @param h Header of the call. @param buffer The elements, in place. @param bytes Bytes of one element.
   /// @param l Reduction; null where none occurs.
@@ -78,115 +235,93 @@ class executor {
   template <communicator Comm>
   bool run(Comm& comm, const schedule& s, std::size_t from, std::size_t to, header h, std::byte* buffer,
            std::size_t bytes, const leaf* l, double factor = 1.0, bool final = false) {
+    prepare(comm.rank(), s, bytes);
+    return run_prepared(comm, s, from, to, h, buffer, l, factor, final);
+  }
+
+  /// @brief The same for the schedule that it is prepared for, without allocation.
+  template <communicator Comm>
+  bool run_prepared(Comm& comm, const schedule& s, std::size_t from, std::size_t to, header h, std::byte* buffer,
+                    const leaf* l, double factor = 1.0, bool final = false) {
+    detail::program& p = program_;
+    p.bind(buffer);
+    if (scratch_.size() < p.scratch) scratch_.resize(p.scratch);
     const bool scaled = l && l->scaled();  // float16 sums carry a power of two
-    if (scaled && from == 0) contributions_.reset(h.count);
     bool left_range = false;
     for (std::size_t r = from; r < to; ++r) {
-      const std::span<const operation> round = s.round(r);
-      if (trace) trace->insert(trace->end(), round.begin(), round.end());
-      out_.clear();
-      in_.clear();
-      receives_.clear();
-      for (const operation& o : round) {
-        const std::size_t n = o.range.count * bytes;
-        std::byte* const at = buffer + o.range.begin * bytes;
-        const int peer = static_cast<int>(o.peer);
-        if (o.act == action::send) {
-          out_.push_back({peer, at, n, scaled ? contributions_.of(o.range) : std::uint16_t{1}});
-        } else {
-          in_.push_back({peer, o.act == action::copy ? at : nullptr, n});
-          receives_.push_back(&o);
-        }
+      if (trace) trace->insert(trace->end(), s.round(r).begin(), s.round(r).end());
+      const detail::program::ends &begin = p.rounds[r], &end = p.rounds[r + 1];
+      if (begin.out == end.out && begin.in == end.in) continue;
+      if (begin.merges != end.merges && !l) {
+        throw argument_error("heddle::execute: the schedule reduces, but no reduction was given");
+      }
+      for (std::size_t i = begin.out; i < end.out; ++i) {
+        p.out[i].contributors = scaled ? p.number(p.out_sources[i]) : std::uint16_t{1};
       }
       h.round = static_cast<std::uint8_t>(r);
-      staged_.clear();
-      if (out_.empty() && in_.empty()) continue;
       const bool last = final && r + 1 == to;
-      comm.exchange(h, out_, in_, [&](std::span<const arrival> arrivals) {
-        left_range |= apply(comm.rank(), round, arrivals, buffer, bytes, l, last ? factor : 1.0, last);
-      });
-      for (const staged& x : staged_) {
-        std::memcpy(buffer + x.where.begin * bytes, scratch_.data() + x.at, x.where.count * bytes);
+      comm.exchange(h, std::span<const outgoing>(p.out.data() + begin.out, end.out - begin.out),
+                    std::span<const incoming>(p.in.data() + begin.in, end.in - begin.in),
+                    [&](std::span<const arrival> arrivals) {
+                      left_range |= apply(begin, end, arrivals, buffer, l, scaled, factor, last);
+                    });
+      for (std::size_t i = begin.merges; end.staged && i < end.merges; ++i) {
+        const detail::program::merge& m = p.merges[i];
+        if (m.staged == p.in_place) continue;
+        std::memcpy(buffer + m.offset, scratch_.data() + m.staged, m.count * p.element_bytes);
       }
     }
     return left_range;
   }
 
-  /// @brief Multiplies an interval by `factor`, for reductions that the last round could not finish.
+  /// @brief Multiplies an interval by `factor`, for reductions that the last round could not finish: after the last
+  /// round, or after the reduce-scatter half where it is prepared for that.
   bool finish(interval b, std::byte* buffer, const leaf& l, double factor) {
     if (!b.count) return false;
+    detail::program& p = program_;
     std::byte* const at = buffer + b.begin * l.bytes;
-    const bool scaled = l.scaled();
-    const operand x{at, scaled ? detail::contributions::exponent(contributions_.of(b)) : 0};
-    const bool left_range = l.reduce(l.context, &x, 1, at, b.count, 0, factor);
-    if (scaled) contributions_.set(b, 1);
-    return left_range;
+    operand x{at, 0};
+    if (l.scaled()) {
+      const auto f = std::find_if(p.finishes.begin(), p.finishes.end(), [b](const auto& y) { return y.where == b; });
+      x.exponent = p.exponent(p.number(f != p.finishes.end() ? f->before : p.source_of(b)));
+      if (f != p.finishes.end()) p.numbers[f->id] = 1;
+    }
+    return l.reduce(l.context, &x, 1, at, b.count, 0, factor);
   }
 
  private:
-  struct staged {
-    interval where;
-    std::size_t at;
-  };
-
-  bool apply(int rank, std::span<const operation> round, std::span<const arrival> arrivals, std::byte* buffer,
-             std::size_t bytes, const leaf* l, double factor, bool last) {
-    const bool scaled = l && l->scaled();
+  bool apply(const detail::program::ends& begin, const detail::program::ends& end, std::span<const arrival> arrivals,
+             std::byte* buffer, const leaf* l, bool scaled, double factor, bool last) {
+    detail::program& p = program_;
     bool left_range = false;
-    done_.assign(receives_.size(), 0);
-    scratch_used_ = 0;
-    for (std::size_t i = 0; i < receives_.size(); ++i) {
-      const operation& o = *receives_[i];
-      if (done_[i] || o.act != action::reduce) {
-        if (o.act == action::copy && scaled) contributions_.set(o.range, arrivals[i].contributors);
-        continue;
+    if (scaled) {
+      for (std::size_t i = begin.overwrites; i < end.overwrites; ++i) {
+        p.numbers[p.overwrites[i].id] = arrivals[p.overwrites[i].arrival].contributors;
       }
-      if (!l) throw argument_error("heddle::execute: the schedule reduces, but no reduction was given");
-      // All reduces of this interval at once, own contribution at its place in rank order.
-      operands_.clear();
-      const std::uint16_t own = scaled ? contributions_.of(o.range) : std::uint16_t{1};
-      unsigned total = own;
-      const operand mine{buffer + o.range.begin * bytes, detail::contributions::exponent(own)};
-      bool placed = false;
-      for (std::size_t j = i; j < receives_.size(); ++j) {
-        const operation& p = *receives_[j];
-        if (p.act != action::reduce || !(p.range == o.range)) continue;
-        done_[j] = 1;
-        if (!placed && static_cast<int>(p.peer) > rank) {
-          operands_.push_back(mine);
-          placed = true;
-        }
-        operands_.push_back({arrivals[j].data, detail::contributions::exponent(arrivals[j].contributors)});
-        total += arrivals[j].contributors;
+    }
+    for (std::size_t i = begin.merges; i < end.merges; ++i) {
+      const detail::program::merge& m = p.merges[i];
+      const std::uint32_t first = i ? p.merges[i - 1].end : 0;
+      unsigned total = 0;
+      for (std::uint32_t k = first; k < m.end; ++k) {
+        operand& x = p.operands[k];
+        const bool mine = p.arrivals[k] == p.own;
+        if (!mine) x.data = arrivals[p.arrivals[k]].data;
+        const unsigned n = !scaled ? 1 : mine ? p.number(m.before) : arrivals[p.arrivals[k]].contributors;
+        x.exponent = p.exponent(n);
+        total += n;
       }
-      if (!placed) operands_.push_back(mine);
-      std::byte* to = buffer + o.range.begin * bytes;
-      for (const operation& p : round) {
-        if (p.act != action::send || !p.range.overlaps(o.range)) continue;
-        scratch_.resize((std::max)(scratch_.size(), scratch_used_ + o.range.count * bytes));
-        staged_.push_back({o.range, scratch_used_});
-        to = scratch_.data() + scratch_used_;
-        scratch_used_ += (o.range.count * bytes + 63) / 64 * 64;
-        break;
-      }
-      const auto sum = static_cast<std::uint16_t>(total);
-      const int exponent = scaled && !last ? detail::contributions::exponent(sum) : 0;
-      left_range |= l->reduce(l->context, operands_.data(), static_cast<int>(operands_.size()), to, o.range.count,
-                              exponent, factor);
-      if (scaled) contributions_.set(o.range, last ? std::uint16_t{1} : sum);
+      if (last || !scaled) total = 1;
+      std::byte* const to = m.staged == p.in_place ? buffer + m.offset : scratch_.data() + m.staged;
+      left_range |= l->reduce(l->context, p.operands.data() + first, static_cast<int>(m.end - first), to, m.count,
+                              p.exponent(total), last ? factor : 1.0);
+      p.numbers[m.id] = static_cast<std::uint16_t>(total);
     }
     return left_range;
   }
 
-  std::vector<outgoing> out_;
-  std::vector<incoming> in_;
-  std::vector<const operation*> receives_;
-  std::vector<operand> operands_;
-  std::vector<staged> staged_;
-  std::vector<unsigned char> done_;
   std::vector<std::byte> scratch_;
-  std::size_t scratch_used_ = 0;
-  detail::contributions contributions_;
+  detail::program program_;
 };
 
 }  // namespace v0

@@ -193,7 +193,7 @@ constexpr verdict prove(std::span<const schedule> all, std::size_t count, goal g
   };
   std::vector<std::span<const operation>> now(at(size));  // this round of every rank
   std::vector<sending> sent;                              // its sends: by destination, by source, in list order
-  std::vector<std::size_t> first(at(size) + 1), cursor(at(size)), nth(at(size));
+  std::vector<std::size_t> first(at(size) + 1, 0), cursor(at(size), 0), nth(at(size), 0);
   std::vector<arrival_of> arriving;
   std::vector<interval> copies, reduces;
   for (std::size_t k = 0; k < rounds; ++k) {
@@ -270,8 +270,8 @@ constexpr verdict prove(std::span<const schedule> all, std::size_t count, goal g
 /// It runs every rank's schedule on sets of contributions: each element of each rank must end with every rank's
 /// contribution exactly once, sends must match receives, nothing unordered may overlap, owned() must be true.
 /// Rounds are rendezvous, so schedules of equally many rounds whose messages all match can't deadlock.
-/// constexpr up to about 16 ranks at the compilers' default limits; beyond, call it at run time (above 64 ranks sets
-/// are compared by 64-bit fingerprints).
+/// constexpr up to about 16 ranks at g++'s default limits and 12 at clang's; beyond, call it at run time (above 64
+/// ranks sets are compared by 64-bit fingerprints).
 /// @param t The topology. @param size Ranks, at least 1. @param count Elements; 0 means size + 1.
 /// Throws: argument_error if size < 1, and what the topology throws.
 template <class Topology>

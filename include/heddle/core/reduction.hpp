@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <heddle/core/detail/convert_loops.hpp>
 #include <heddle/core/dtype.hpp>
 
 #include <algorithm>
@@ -83,55 +84,76 @@ constexpr A combine(const Op& op, A a, A b) {
 // Power of two as a float factor; |e| <= 126 covers every float16 exponent of 65535 ranks.
 constexpr float pow2(int e) noexcept { return std::bit_cast<float>(static_cast<std::uint32_t>(127 + e) << 23); }
 
+// Elements of a block, which stays in the first-level cache: each input is read once and the loops stay simple.
+template <class Wide>
+inline constexpr std::size_t reduce_block = (std::max<std::size_t>)(1, 4096 / sizeof(Wide));
+
+// The 16-bit types: converted block by block with the loops of `which`. A factor that is a power of two goes into the
+// operands' own, which is exact: their products and sums stay far inside float's normal range.
+template <class Half, class Op>
+[[gnu::always_inline]] inline bool reduce_halves(const operand* in, int inputs, Half* out, std::size_t count,
+                                                 int exponent, double factor, isa which) {
+  constexpr bool adds = std::is_same_v<Op, sum> || std::is_same_v<Op, mean>, scaled = std::is_same_v<Half, float16>;
+  const double f = (adds ? factor : 1.0) * pow2(-exponent);
+  const bool folded = scaled && std::bit_cast<std::uint64_t>(f) << 12 == 0;
+  const float every = folded ? static_cast<float>(f) : 1.0f;
+  float a[reduce_block<float>], t[reduce_block<float>];
+  bool left_range = false;
+  for (std::size_t base = 0; base < count; base += reduce_block<float>) {
+    const std::size_t m = (std::min)(reduce_block<float>, count - base);
+    for (int k = 0; k < inputs; ++k) {
+      const Half* const x = static_cast<const Half*>(in[k].data) + base;
+      widen<scaled>(x, k ? t : a, m, scaled ? pow2(in[k].exponent) * every : 1.0f, which);
+      for (std::size_t i = 0; k && i < m; ++i) a[i] = combine(Op{}, a[i], t[i]);
+    }
+    if (!folded) {
+      for (std::size_t i = 0; i < m; ++i) t[i] = static_cast<float>(a[i] * f);
+    }
+    if (!narrow(folded ? a : t, out + base, m, 1.0f, which) || !scaled) continue;
+    for (std::size_t i = 0; i < m; ++i) {  // something isn't finite: is it new?
+      left_range |= (out[base + i].bits & exponent_mask<Half>) == exponent_mask<Half> && std::isfinite(a[i]);
+    }
+  }
+  return left_range;
+}
+
+// Every other type, and user operations.
 template <class Element, class Op>
-bool reduce_loop(const void* context, const operand* in, int inputs, void* out, std::size_t count, int exponent,
-                 double factor) {
+[[gnu::always_inline]] inline void reduce_elements(const void* context, const operand* in, int inputs, Element* out,
+                                                   std::size_t count, double factor) {
   constexpr bool builtin = reduction_id<Op> != 255;
   using acc = std::conditional_t<builtin, typename wide<Element>::type, Element>;
   constexpr bool adds = std::is_same_v<Op, sum> || std::is_same_v<Op, mean>;
-  const auto both = [context](acc a, acc b) -> acc {
-    if constexpr (builtin) return (void)context, combine(Op{}, a, b);
-    else return combine(*static_cast<const Op*>(context), a, b);
+  const auto both = [context](acc x, acc y) -> acc {
+    if constexpr (builtin) return (void)context, combine(Op{}, x, y);
+    else return combine(*static_cast<const Op*>(context), x, y);
   };
-  (void)exponent, (void)factor;
-  Element* const o = static_cast<Element*>(out);
-
+  (void)factor;
   // Two floats, nothing to scale: the sum of two floats rounds the same from double as from float.
   if constexpr (std::is_same_v<Element, float> && builtin) {
     if (inputs == 2 && factor == 1.0) {
-      const float *a = static_cast<const float*>(in[0].data), *b = static_cast<const float*>(in[1].data);
-      for (std::size_t i = 0; i < count; ++i) o[i] = combine(Op{}, a[i], b[i]);
-      return false;
+      const float *x = static_cast<const float*>(in[0].data), *y = static_cast<const float*>(in[1].data);
+      for (std::size_t i = 0; i < count; ++i) out[i] = combine(Op{}, x[i], y[i]);
+      return;
     }
   }
-  // Blocks that stay in the first-level cache, so that each input is read once and the loops stay simple to vectorise.
-  constexpr std::size_t block = (std::max<std::size_t>)(1, 4096 / sizeof(acc));
-  acc a[block];
-  bool left_range = false;
-  for (std::size_t base = 0; base < count; base += block) {
-    const std::size_t m = (std::min)(block, count - base);
-    for (int k = 0; k < inputs; ++k) {
-      const Element* const x = static_cast<const Element*>(in[k].data) + base;
-      const auto load = [&](std::size_t i) -> acc {
-        if constexpr (std::is_same_v<Element, float16> && builtin) return static_cast<float>(x[i]) * pow2(in[k].exponent);
-        else return static_cast<acc>(x[i]);
-      };
-      if (k == 0) {
-        for (std::size_t i = 0; i < m; ++i) a[i] = load(i);
-      } else {
-        for (std::size_t i = 0; i < m; ++i) a[i] = both(a[i], load(i));
-      }
+  acc a[reduce_block<acc>];
+  for (std::size_t base = 0; base < count; base += reduce_block<acc>) {
+    const std::size_t m = (std::min)(reduce_block<acc>, count - base);
+    const Element* const first = static_cast<const Element*>(in[0].data) + base;
+    int k = 1;
+    if (inputs > 1) {
+      const Element* const second = static_cast<const Element*>(in[k++].data) + base;
+      for (std::size_t i = 0; i < m; ++i) a[i] = both(static_cast<acc>(first[i]), static_cast<acc>(second[i]));
+    } else {
+      for (std::size_t i = 0; i < m; ++i) a[i] = static_cast<acc>(first[i]);
     }
-    Element* const y = o + base;
-    if constexpr (std::is_same_v<Element, float16> && builtin) {
-      const double f = (adds ? factor : 1.0) * pow2(-exponent);
-      unsigned inf = 0;
-      for (std::size_t i = 0; i < m; ++i) {
-        y[i] = float16(static_cast<float>(a[i] * f));
-        inf |= (y[i].bits & 0x7c00u) == 0x7c00u && std::isfinite(a[i]);
-      }
-      left_range |= inf != 0;
-    } else if constexpr (builtin && adds && std::is_integral_v<Element>) {
+    for (; k < inputs; ++k) {
+      const Element* const x = static_cast<const Element*>(in[k].data) + base;
+      for (std::size_t i = 0; i < m; ++i) a[i] = both(a[i], static_cast<acc>(x[i]));
+    }
+    Element* const y = out + base;
+    if constexpr (builtin && adds && std::is_integral_v<Element>) {
       const acc divisor = static_cast<acc>(1.0 / factor + 0.5);
       for (std::size_t i = 0; i < m; ++i) y[i] = static_cast<Element>(divisor == 1 ? a[i] : a[i] / divisor);
     } else if constexpr (builtin && adds) {
@@ -140,8 +162,97 @@ bool reduce_loop(const void* context, const operand* in, int inputs, void* out, 
       for (std::size_t i = 0; i < m; ++i) y[i] = static_cast<Element>(a[i]);
     }
   }
-  return left_range;
 }
+
+template <class Element, class Op>
+inline constexpr bool reduces_halves =
+    reduction_id<Op> != 255 && (std::is_same_v<Element, float16> || std::is_same_v<Element, bfloat16>);
+
+// A leaf's loop, for any processor.
+template <class Element, class Op>
+bool reduce_loop(const void* context, const operand* in, int inputs, void* out, std::size_t count, int exponent,
+                 double factor) {
+  Element* const o = static_cast<Element*>(out);
+  if constexpr (reduces_halves<Element, Op>) {
+    return reduce_halves<Element, Op>(in, inputs, o, count, exponent, factor, isa::portable);
+  } else {
+    reduce_elements<Element, Op>(context, in, inputs, o, count, factor);
+    return false;
+  }
+}
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__NVCOMPILER)
+/// @cond
+using word_x8 = std::uint32_t __attribute__((vector_size(32)));
+using int_x8 = int __attribute__((vector_size(32)));
+/// @endcond
+
+// o[i] = x[i] fx + y[i] fy for powers of two fx, fy: the hop of a ring. True if a finite sum left float16's range.
+__attribute__((target("avx2,f16c"))) inline bool add_halves_avx2(const float16* x, float fx, const float16* y, float fy,
+                                                                 float16* o, std::size_t n) noexcept {
+  // Twice the bits of a float have no sign. Shifted so that 65520 becomes the least int, those that turn infinite are
+  // the ints below `finite`, which infinities and NaNs are not.
+  constexpr std::uint32_t first = 0x477ff000u << 1, past = 0x7f800000u << 1;
+  word_x8 shift{};
+  shift += 0x80000000u - first;
+  int_x8 finite{}, left{};
+  finite += static_cast<int>(0x80000000u + (past - first));
+  std::size_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    for (std::size_t j = i; j < i + 16; j += 8) {
+      short_x8 hx, hy;
+      std::memcpy(&hx, x + j, sizeof hx);
+      std::memcpy(&hy, y + j, sizeof hy);
+      const float_x8 v = __builtin_ia32_vcvtph2ps256(hx) * fx + __builtin_ia32_vcvtph2ps256(hy) * fy;
+      const short_x8 h = __builtin_ia32_vcvtps2ph256(v, 0);
+      std::memcpy(static_cast<void*>(o + j), &h, sizeof h);
+      word_x8 bits;
+      std::memcpy(&bits, &v, sizeof bits);
+      left |= (int_x8)(bits + bits + shift) < finite;
+    }
+  }
+  std::uint64_t word[4];
+  std::memcpy(word, &left, sizeof word);
+  bool any = (word[0] | word[1] | word[2] | word[3]) != 0;
+  for (; i < n; ++i) {
+    const float v = static_cast<float>(x[i]) * fx + static_cast<float>(y[i]) * fy;
+    o[i] = float16(v);
+    any |= (o[i].bits & 0x7c00u) == 0x7c00u && std::isfinite(v);
+  }
+  return any;
+}
+
+// A leaf's loop with AVX2 and F16C, which round every operation as the portable one does: no fused multiply-add.
+template <class Element, class Op>
+__attribute__((target("avx2,f16c"))) bool reduce_loop_avx2(const void* context, const operand* in, int inputs, void* out,
+                                                           std::size_t count, int exponent, double factor) {
+  Element* const o = static_cast<Element*>(out);
+  if constexpr (reduces_halves<Element, Op>) {
+    if constexpr (std::is_same_v<Element, float16> && (std::is_same_v<Op, sum> || std::is_same_v<Op, mean>)) {
+      const float f = static_cast<float>(factor);
+      if (inputs == 2 && f == factor && std::bit_cast<std::uint32_t>(f) << 9 == 0) {
+        return add_halves_avx2(static_cast<const float16*>(in[0].data), pow2(in[0].exponent - exponent) * f,
+                               static_cast<const float16*>(in[1].data), pow2(in[1].exponent - exponent) * f, o, count);
+      }
+    }
+    return reduce_halves<Element, Op>(in, inputs, o, count, exponent, factor, isa::avx2);
+  } else {
+    reduce_elements<Element, Op>(context, in, inputs, o, count, factor);
+    return false;
+  }
+}
+
+// The loop for this processor.
+template <class Element, class Op>
+leaf::function best_reduce_loop() noexcept {
+  return best_isa() == isa::portable ? &reduce_loop<Element, Op> : &reduce_loop_avx2<Element, Op>;
+}
+#else
+template <class Element, class Op>
+leaf::function best_reduce_loop() noexcept {
+  return &reduce_loop<Element, Op>;
+}
+#endif
 }  // namespace detail
 
 /// @brief The leaf of element type Element and operation Op (sum, mean, min, max, or a user's `Element operator()(Element, Element) const`).
@@ -153,8 +264,8 @@ leaf leaf_of(const Op& op) {
   constexpr bool builtin = detail::reduction_id<Op> != 255;
   static_assert(!builtin || dtype_of<Element> != dtype::other,
                 "heddle: sum, mean, min and max need a built-in element type; pass your own operation for your own type");
-  return {dtype_of<Element>, detail::reduction_id<Op>, std::is_same_v<Op, mean>, sizeof(Element), &detail::reduce_loop<Element, Op>,
-          builtin ? nullptr : &op};
+  return {dtype_of<Element>, detail::reduction_id<Op>, std::is_same_v<Op, mean>, sizeof(Element),
+          detail::best_reduce_loop<Element, Op>(), builtin ? nullptr : &op};
 }
 
 }  // namespace v0

@@ -2,10 +2,60 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <heddle/core/detail/convert_loops.hpp>
 #include <heddle/optim/concept.hpp>
 
 namespace heddle {
 inline namespace v0 {
+
+namespace detail {
+struct sgd_numbers {
+  float momentum, decay, lr;
+  bool nesterov;
+};
+
+// The same loops for every instruction set, each operation rounded by itself.
+[[gnu::always_inline]] inline void sgd_body(float* p, const float* g, float* const* state, std::size_t n,
+                                            const sgd_numbers& x) noexcept {
+  const float m = x.momentum, decay = x.decay, lr = x.lr;
+  if (m == 0.0f && decay == 0.0f) {
+    for (std::size_t i = 0; i < n; ++i) p[i] -= lr * g[i];
+    return;
+  }
+  if (m == 0.0f) {
+    for (std::size_t i = 0; i < n; ++i) p[i] -= lr * (g[i] + decay * p[i]);
+    return;
+  }
+  float* const v = state[0];
+  if (x.nesterov) {
+    for (std::size_t i = 0; i < n; ++i) {
+      const float d = g[i] + decay * p[i];
+      v[i] = m * v[i] + d;
+      p[i] -= lr * (d + m * v[i]);
+    }
+  } else {
+    for (std::size_t i = 0; i < n; ++i) {
+      v[i] = m * v[i] + (g[i] + decay * p[i]);
+      p[i] -= lr * v[i];
+    }
+  }
+}
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__NVCOMPILER)
+__attribute__((target("avx2"))) inline void sgd_avx2(float* p, const float* g, float* const* state, std::size_t n,
+                                                     const sgd_numbers& x) noexcept {
+  sgd_body(p, g, state, n, x);
+}
+inline void sgd_loops(float* p, const float* g, float* const* state, std::size_t n, const sgd_numbers& x) noexcept {
+  if (best_isa() == isa::portable) sgd_body(p, g, state, n, x);
+  else sgd_avx2(p, g, state, n, x);
+}
+#else
+inline void sgd_loops(float* p, const float* g, float* const* state, std::size_t n, const sgd_numbers& x) noexcept {
+  sgd_body(p, g, state, n, x);
+}
+#endif
+}  // namespace detail
 
 /// @brief Stochastic gradient descent, with momentum, Nesterov's form and weight decay where asked.
 ///
@@ -24,24 +74,7 @@ struct sgd {
 
   /// One step of n elements.
   void update(float* p, const float* g, float* const* state, std::size_t n, const update_context& x) const noexcept {
-    const float decay = weight_decay * x.decay_scale, m = momentum, lr = x.lr;
-    if (m == 0.0f) {
-      for (std::size_t i = 0; i < n; ++i) p[i] -= lr * (g[i] + decay * p[i]);
-      return;
-    }
-    float* const v = state[0];
-    if (nesterov) {
-      for (std::size_t i = 0; i < n; ++i) {
-        const float d = g[i] + decay * p[i];
-        v[i] = m * v[i] + d;
-        p[i] -= lr * (d + m * v[i]);
-      }
-    } else {
-      for (std::size_t i = 0; i < n; ++i) {
-        v[i] = m * v[i] + (g[i] + decay * p[i]);
-        p[i] -= lr * v[i];
-      }
-    }
+    detail::sgd_loops(p, g, state, n, {momentum, weight_decay * x.decay_scale, x.lr, nesterov});
   }
   /// "sgd".
   std::string name() const { return "sgd"; }
