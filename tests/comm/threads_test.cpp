@@ -194,6 +194,20 @@ TEST_CASE("a rank that returns early is named within the deadline") {
   use("control", [&](auto& comm) { (void)comm.duplicate(); });
 }
 
+TEST_CASE("who waits for one that waits itself blames the last in the chain") {
+  const auto all = outcome(few(4), [&](auto& comm) {
+    if (comm.rank() == 3) return;
+    std::this_thread::sleep_for(comm.rank() * 70ms);  // rank 0 is the first whose patience ends
+    int word = 0;
+    const hd::incoming in{comm.rank() + 1, &word, sizeof word};
+    comm.exchange({}, {}, std::span(&in, 1), [](std::span<const hd::arrival>) {});
+  });
+  for (const int r : {0, 1, 2}) {
+    REQUIRE(all[static_cast<std::size_t>(r)].error);
+    CHECK(all[static_cast<std::size_t>(r)].error->peer() == 3);
+  }
+}
+
 TEST_CASE("a rank in another call gives an error on every rank") {
   const auto differ = [](const char* name, bool names_it, const auto& usual, const auto& odd) {
     for (const int ranks : {3, 4}) {

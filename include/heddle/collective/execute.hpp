@@ -17,7 +17,8 @@ namespace detail {
 // A schedule made ready to run: everything about a round that is known before the elements arrive, so that a run only
 // sets pointers. A float16 buffer holds sums of different numbers of ranks in different places, stored divided by
 // 2^ceil(log2(number)). Which earlier operation gave an interval its number is known beforehand, the number itself
-// comes with the messages: each operation that gives one has a place in `numbers`.
+// comes with the messages: each operation that gives one has a place in `numbers`. Messages bring the same numbers in
+// every run; what follows from them is worked out in the first one and kept while they do.
 struct program {
   static constexpr std::uint32_t own = ~std::uint32_t{0};
   static constexpr std::size_t in_place = ~std::size_t{0};
@@ -27,17 +28,20 @@ struct program {
   };
   struct merge {  // all reductions of one interval in one round
     std::size_t offset, count;
-    std::size_t staged;  // where in scratch memory the result waits for the end of the round, or in_place
+    std::size_t staged;             // where in scratch memory the result waits for the end of the round, or in_place
+    std::uint32_t operands, inputs;  // the first operand; how many
+    std::uint32_t mine;             // which operand is the buffer itself
+    int exponent;                   // of the result
     source before;
-    std::uint32_t id, end;  // its place in `numbers`; one past its last operand
-    std::uint32_t mine;     // which of its operands is the buffer itself
+    std::uint32_t id;  // its place in `numbers`
   };
   struct overwrite {
     std::uint32_t arrival, id;
   };
-  struct ends {  // one past a round's last entry in each list
-    std::size_t out = 0, in = 0, merges = 0, overwrites = 0;
+  struct round {  // where its entries begin in each list, and how many there are
+    std::uint32_t out = 0, outs = 0, in = 0, ins = 0, merges = 0, merge_count = 0, overwrites = 0, overwrite_count = 0;
     bool staged = false;
+    std::uint8_t known = 0;  // the mode that contributors and exponents are set for; 0: none
   };
   struct finished {
     interval where;
@@ -45,11 +49,12 @@ struct program {
     std::uint32_t id;
   };
 
-  std::vector<ends> rounds;  // rounds[r + 1] is round r; rounds[0] is where the lists begin
+  std::vector<round> rounds;
   std::vector<outgoing> out;
   std::vector<source> out_sources;
   std::vector<std::size_t> out_offsets, in_offsets;
   std::vector<incoming> in;
+  std::vector<std::uint16_t> expected;  // contributors of each message to receive, where known
   std::vector<merge> merges;
   std::vector<operand> operands;
   std::vector<std::uint32_t> arrivals;  // of each operand; `own` for the buffer
@@ -67,7 +72,6 @@ struct program {
     element_bytes = bytes;
     numbers.push_back(1);
     runs_.push_back({{0, ~std::size_t{0}}, 0});
-    rounds.emplace_back();
     for (std::size_t r = 0; r < s.rounds(); ++r) {
       for (const interval b : r == s.half() ? owned : std::span<const interval>{}) {
         const source before = source_of(b);
@@ -84,10 +88,43 @@ struct program {
     for (std::size_t i = 0; i < in.size(); ++i) {
       if (in_offsets[i] != in_place) in[i].into = buffer + in_offsets[i];
     }
-    std::size_t first = 0;
-    for (const merge& m : merges) {
-      operands[first + m.mine].data = buffer + m.offset;
-      first = m.end;
+    for (const merge& m : merges) operands[m.operands + m.mine].data = buffer + m.offset;
+  }
+
+  // Before a round: contributors of what it sends.
+  void set_out(round& x, bool scaled) {
+    x.known = 0;
+    for (std::uint32_t i = x.out; i < x.out + x.outs; ++i) out[i].contributors = scaled ? number(out_sources[i]) : std::uint16_t{1};
+  }
+
+  bool as_expected(const round& x, std::span<const arrival> got) const {
+    for (std::uint32_t i = 0; i < x.ins; ++i) {
+      if (got[i].contributors != expected[x.in + i]) return false;
+    }
+    return true;
+  }
+
+  // When its messages have come: exponents, and what later rounds must know.
+  void set_in(round& x, std::span<const arrival> got, bool scaled, bool last, std::uint8_t mode) {
+    if (x.known) {
+      for (round& y : rounds) y.known = 0;
+    }
+    x.known = mode;
+    for (std::uint32_t i = 0; i < x.ins; ++i) expected[x.in + i] = got[i].contributors;
+    for (std::uint32_t i = x.overwrites; scaled && i < x.overwrites + x.overwrite_count; ++i) {
+      numbers[overwrites[i].id] = got[overwrites[i].arrival].contributors;
+    }
+    for (std::uint32_t i = x.merges; i < x.merges + x.merge_count; ++i) {
+      merge& m = merges[i];
+      unsigned total = 0;
+      for (std::uint32_t k = m.operands; k < m.operands + m.inputs; ++k) {
+        const unsigned n = !scaled ? 1 : arrivals[k] == own ? number(m.before) : got[arrivals[k]].contributors;
+        operands[k].exponent = exponent(n);
+        total += n;
+      }
+      if (last) total = 1;
+      m.exponent = scaled ? exponent(total) : 0;
+      if (scaled) numbers[m.id] = static_cast<std::uint16_t>(total);
     }
   }
 
@@ -142,9 +179,11 @@ struct program {
     return id;
   }
 
-  void add(int rank, std::span<const operation> round) {
+  void add(int rank, std::span<const operation> operations) {
     std::vector<const operation*> receives;
-    for (const operation& o : round) {
+    program::round x{static_cast<std::uint32_t>(out.size()), 0, static_cast<std::uint32_t>(in.size()), 0,
+                     static_cast<std::uint32_t>(merges.size()), 0, static_cast<std::uint32_t>(overwrites.size()), 0};
+    for (const operation& o : operations) {
       const std::size_t n = o.range.count * element_bytes, offset = o.range.begin * element_bytes;
       const int peer = static_cast<int>(o.peer);
       if (o.act == action::send) {
@@ -157,19 +196,18 @@ struct program {
         receives.push_back(&o);
       }
     }
-    ends e;
     std::size_t scratch_used = 0;
     std::vector<unsigned char> done(receives.size());
     for (std::uint32_t i = 0; i < receives.size(); ++i) {
       const operation& o = *receives[i];
       if (o.act == action::copy) overwrites.push_back({i, give_number(o.range)});
       if (done[i] || o.act == action::copy) continue;
-      merge m{o.range.begin * element_bytes, o.range.count, in_place, source_of(o.range), 0, 0, 0};
+      merge m{o.range.begin * element_bytes, o.range.count, in_place, static_cast<std::uint32_t>(operands.size()), 0, 0, 0,
+              source_of(o.range), 0};
       // All reduces of this interval at once, own contribution at its place in rank order.
-      const std::size_t first = operands.size();
       bool placed = false;
       const auto place = [&] {
-        m.mine = static_cast<std::uint32_t>(operands.size() - first);
+        m.mine = static_cast<std::uint32_t>(operands.size()) - m.operands;
         operands.push_back({nullptr, 0});
         arrivals.push_back(own);
         placed = true;
@@ -183,11 +221,11 @@ struct program {
         arrivals.push_back(j);
       }
       if (!placed) place();
-      m.end = static_cast<std::uint32_t>(operands.size());
-      for (const operation& p : round) {
+      m.inputs = static_cast<std::uint32_t>(operands.size()) - m.operands;
+      for (const operation& p : operations) {
         if (p.act != action::send || !p.range.overlaps(o.range)) continue;
         m.staged = scratch_used;
-        e.staged = true;
+        x.staged = true;
         scratch_used += (o.range.count * element_bytes + 63) / 64 * 64;
         break;
       }
@@ -195,11 +233,12 @@ struct program {
       merges.push_back(m);
     }
     scratch = (std::max)(scratch, scratch_used);
-    e.out = out.size();
-    e.in = in.size();
-    e.merges = merges.size();
-    e.overwrites = overwrites.size();
-    rounds.push_back(e);
+    x.outs = static_cast<std::uint32_t>(out.size()) - x.out;
+    x.ins = static_cast<std::uint32_t>(in.size()) - x.in;
+    x.merge_count = static_cast<std::uint32_t>(merges.size()) - x.merges;
+    x.overwrite_count = static_cast<std::uint32_t>(overwrites.size()) - x.overwrites;
+    expected.resize(in.size());
+    rounds.push_back(x);
   }
 
   std::vector<run> runs_;
@@ -250,26 +289,18 @@ class executor {
     bool left_range = false;
     for (std::size_t r = from; r < to; ++r) {
       if (trace) trace->insert(trace->end(), s.round(r).begin(), s.round(r).end());
-      const detail::program::ends &begin = p.rounds[r], &end = p.rounds[r + 1];
-      if (begin.out == end.out && begin.in == end.in) continue;
-      if (begin.merges != end.merges && !l) {
-        throw argument_error("heddle::execute: the schedule reduces, but no reduction was given");
-      }
-      for (std::size_t i = begin.out; i < end.out; ++i) {
-        p.out[i].contributors = scaled ? p.number(p.out_sources[i]) : std::uint16_t{1};
-      }
-      h.round = static_cast<std::uint8_t>(r);
+      detail::program::round& x = p.rounds[r];
+      if ((x.outs | x.ins) == 0) continue;
       const bool last = final && r + 1 == to;
-      comm.exchange(h, std::span<const outgoing>(p.out.data() + begin.out, end.out - begin.out),
-                    std::span<const incoming>(p.in.data() + begin.in, end.in - begin.in),
-                    [&](std::span<const arrival> arrivals) {
-                      left_range |= apply(begin, end, arrivals, buffer, l, scaled, factor, last);
+      const auto mode = static_cast<std::uint8_t>(1 + scaled + 2 * last);
+      if (x.known != mode) p.set_out(x, scaled);
+      h.round = static_cast<std::uint8_t>(r);
+      comm.exchange(h, std::span<const outgoing>(p.out.data() + x.out, x.outs),
+                    std::span<const incoming>(p.in.data() + x.in, x.ins), [&](std::span<const arrival> got) {
+                      if (x.known != mode || (scaled && !p.as_expected(x, got))) p.set_in(x, got, scaled, last, mode);
+                      if (x.merge_count) left_range |= merge(x, got, buffer, l, last ? factor : 1.0);
                     });
-      for (std::size_t i = begin.merges; end.staged && i < end.merges; ++i) {
-        const detail::program::merge& m = p.merges[i];
-        if (m.staged == p.in_place) continue;
-        std::memcpy(buffer + m.offset, scratch_.data() + m.staged, m.count * p.element_bytes);
-      }
+      if (x.staged) unstage(x, buffer);
     }
     return left_range;
   }
@@ -290,34 +321,29 @@ class executor {
   }
 
  private:
-  bool apply(const detail::program::ends& begin, const detail::program::ends& end, std::span<const arrival> arrivals,
-             std::byte* buffer, const leaf* l, bool scaled, double factor, bool last) {
+  bool merge(const detail::program::round& x, std::span<const arrival> got, std::byte* buffer, const leaf* l, double factor) {
+    if (!l) throw argument_error("heddle::execute: the schedule reduces, but no reduction was given");
     detail::program& p = program_;
     bool left_range = false;
-    if (scaled) {
-      for (std::size_t i = begin.overwrites; i < end.overwrites; ++i) {
-        p.numbers[p.overwrites[i].id] = arrivals[p.overwrites[i].arrival].contributors;
+    const detail::program::merge* m = p.merges.data() + x.merges;
+    for (const auto* const end = m + x.merge_count; m != end; ++m) {
+      operand* const o = p.operands.data() + m->operands;
+      const std::uint32_t* const from = p.arrivals.data() + m->operands;
+      for (std::uint32_t k = 0; k < m->inputs; ++k) {
+        if (from[k] != p.own) o[k].data = got[from[k]].data;
       }
-    }
-    for (std::size_t i = begin.merges; i < end.merges; ++i) {
-      const detail::program::merge& m = p.merges[i];
-      const std::uint32_t first = i ? p.merges[i - 1].end : 0;
-      unsigned total = 0;
-      for (std::uint32_t k = first; k < m.end; ++k) {
-        operand& x = p.operands[k];
-        const bool mine = p.arrivals[k] == p.own;
-        if (!mine) x.data = arrivals[p.arrivals[k]].data;
-        const unsigned n = !scaled ? 1 : mine ? p.number(m.before) : arrivals[p.arrivals[k]].contributors;
-        x.exponent = p.exponent(n);
-        total += n;
-      }
-      if (last || !scaled) total = 1;
-      std::byte* const to = m.staged == p.in_place ? buffer + m.offset : scratch_.data() + m.staged;
-      left_range |= l->reduce(l->context, p.operands.data() + first, static_cast<int>(m.end - first), to, m.count,
-                              p.exponent(total), last ? factor : 1.0);
-      p.numbers[m.id] = static_cast<std::uint16_t>(total);
+      std::byte* const to = m->staged == p.in_place ? buffer + m->offset : scratch_.data() + m->staged;
+      left_range |= l->reduce(l->context, o, static_cast<int>(m->inputs), to, m->count, m->exponent, factor);
     }
     return left_range;
+  }
+
+  void unstage(const detail::program::round& x, std::byte* buffer) {
+    for (std::uint32_t i = x.merges; i < x.merges + x.merge_count; ++i) {
+      const detail::program::merge& m = program_.merges[i];
+      if (m.staged == program_.in_place) continue;
+      std::memcpy(buffer + m.offset, scratch_.data() + m.staged, m.count * program_.element_bytes);
+    }
   }
 
   std::vector<std::byte> scratch_;

@@ -34,9 +34,12 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx2,f16c"))) inline void round
 }
 inline void round_to(const float* from, float16* to, std::size_t n) noexcept {
   const isa best = best_isa();
-  if (best == isa::avx512) round_avx512(from, to, n);
-  else if (best == isa::avx2) round_avx2(from, to, n);
-  else convert(from, to, n);
+  if (best == isa::avx512)
+    round_avx512(from, to, n);
+  else if (best == isa::avx2)
+    round_avx2(from, to, n);
+  else
+    convert(from, to, n);
 }
 #else
 inline void round_to(const float* from, float16* to, std::size_t n) noexcept { convert(from, to, n); }
@@ -55,16 +58,17 @@ inline void round_to(const float* from, float16* to, std::size_t n) noexcept { c
 /// Sync:    never.
 /// Paper:   Micikevicius et al. 2018 (float16 needs a scale); the rule for sums is ours.
 /// @tparam Wire float16 or bfloat16.
-template <class Wire>
-struct cast {
+template <class Wire> struct cast {
   static_assert(std::is_same_v<Wire, float16> || std::is_same_v<Wire, bfloat16>,
                 "heddle::cast: the wire type must be float16 or bfloat16");
   using wire = Wire;  ///< Element type on the wire.
 
   /// out[i] = Wire(g[i] * factor), to nearest even.
   void encode(slice<const float> g, wire* out, float factor) const noexcept {
-    if (factor == 1.0f) detail::round_to(g.data, out, g.count);
-    else convert_scaled(g.data, out, g.count, factor);
+    if (factor == 1.0f)
+      detail::round_to(g.data, out, g.count);
+    else
+      convert_scaled(g.data, out, g.count, factor);
   }
   /// g[i] = float(in[i]), exact.
   void decode(const wire* in, slice<float> g) const noexcept { convert(in, g.data, g.count); }

@@ -14,8 +14,8 @@ namespace heddle {
 inline namespace v0 {
 
 namespace detail {
-// The k elements of largest magnitude, as indices in rising order. Total order: larger bits of |v| first, then the lower
-// index; so +0 and -0 are equal, and ties are the same on every run. v must be finite.
+// The k elements of largest magnitude, as indices in rising order. Total order: larger bits of |v| first, then the
+// lower index; so +0 and -0 are equal, and ties are the same on every run. v must be finite.
 inline void select_largest(slice<const float> v, std::size_t k, std::vector<std::uint32_t>& chosen) {
   chosen.clear();
   if (k == 0) return;
@@ -31,8 +31,10 @@ inline void select_largest(slice<const float> v, std::size_t k, std::vector<std:
   boundary.reserve(bins[bin]);
   for (std::size_t i = 0; i < v.count; ++i) {
     const std::uint32_t b = key(i) >> shift;
-    if (b > bin) chosen.push_back(static_cast<std::uint32_t>(i));
-    else if (b == bin) boundary.push_back(std::uint64_t{key(i)} << 32 | (0xffffffffu - static_cast<std::uint32_t>(i)));
+    if (b > bin)
+      chosen.push_back(static_cast<std::uint32_t>(i));
+    else if (b == bin)
+      boundary.push_back(std::uint64_t{key(i)} << 32 | (0xffffffffu - static_cast<std::uint32_t>(i)));
   }
   const std::size_t rest = k - above;
   if (rest < boundary.size()) {
@@ -67,15 +69,15 @@ inline void select_largest(slice<const float> v, std::size_t k, std::vector<std:
 ///          (ties by index); a non-finite gradient makes every rank skip the step; decay inside the local gradient.
 /// Throws:  argument_error if sparsity is outside [0, 1) or a tensor has 2^32 elements or more.
 struct dgc {
-  double sparsity = 0.999;           ///< Fraction held back after warm-up, in [0, 1).
-  std::size_t begin_step = 0;       ///< Steps before it are dense.
-  std::size_t warmup_steps = 0;     ///< Steps after `begin_step` over which sparsity rises: 75, 93.75, 98.4375, 99.6 %, as
-                                    ///< far as these are below `sparsity`, a fourth of the steps each.
+  double sparsity = 0.999;       ///< Fraction held back after warm-up, in [0, 1).
+  std::size_t begin_step = 0;    ///< Steps before it are dense.
+  std::size_t warmup_steps = 0;  ///< Steps after `begin_step` over which sparsity rises: 75, 93.75, 98.4375, 99.6 %, as
+                                 ///< far as these are below `sparsity`, a fourth of the steps each.
   std::size_t dense_below = 16384;  ///< Tensors with fewer elements are never sparsified.
   bool masking = true;              ///< Momentum factor masking: zero U where V is sent.
 
-  static constexpr int slots = 2;                 ///< U and V.
-  static constexpr bool owns_momentum = true;     ///< Momentum and decay are applied here, not by the optimizer.
+  static constexpr int slots = 2;              ///< U and V.
+  static constexpr bool owns_momentum = true;  ///< Momentum and decay are applied here, not by the optimizer.
 
   /// Sparsity in force at a step.
   double sparsity_at(std::size_t step) const noexcept {
@@ -86,7 +88,9 @@ struct dgc {
   }
 
   /// Whether a tensor of n elements travels as a packet at this step.
-  bool sends(std::size_t n, const encode_context& x) const noexcept { return x.step >= begin_step && n >= dense_below && n > 0; }
+  bool sends(std::size_t n, const encode_context& x) const noexcept {
+    return x.step >= begin_step && n >= dense_below && n > 0;
+  }
 
   /// Number of entries sent of a tensor of n elements: ceil((1 - sparsity) n), at most n.
   std::size_t entries(std::size_t n, const encode_context& x) const {
@@ -102,7 +106,8 @@ struct dgc {
   void encode(slice<const float> g, float factor, float* const* state, const encode_context& x,
               std::vector<std::byte>& packet) const {
     if (g.count >= 0xffffffffull) {
-      throw argument_error("heddle::dgc: a tensor of " + std::to_string(g.count) + " elements, allowed is below 2^32 - 1");
+      throw argument_error("heddle::dgc: a tensor of " + std::to_string(g.count) +
+                           " elements, allowed is below 2^32 - 1");
     }
     const std::size_t k = entries(g.count, x);
     std::vector<float> v(g.count);
@@ -149,7 +154,9 @@ struct dgc {
     const view p(packet);
     for (std::size_t j = 0; j < p.count; ++j) {
       const std::uint32_t i = p.index(j);
-      if (i >= sum.count) throw argument_error("heddle::dgc: damaged packet, index " + std::to_string(i) + " of " + std::to_string(sum.count));
+      if (i >= sum.count)
+        throw argument_error("heddle::dgc: damaged packet, index " + std::to_string(i) + " of " +
+                             std::to_string(sum.count));
       sum[i] += p.value(j);
     }
     return p.bytes();
@@ -160,7 +167,8 @@ struct dgc {
   /// Bytes of the first packet in a run of packets.
   std::size_t measure(slice<const std::byte> packets) const { return view(packets).bytes(); }
 
-  /// @brief Dense phase: turns the mean gradient (scaled already) into the update of momentum SGD, U being its velocity.
+  /// @brief Dense phase: turns the mean gradient (scaled already) into the update of momentum SGD, U being its
+  /// velocity.
   void correct(slice<float> g, float* const* state, const encode_context& x) const noexcept {
     const float share = 1.0f / static_cast<float>(x.ranks), all = static_cast<float>(x.ranks);
     for (std::size_t i = 0; i < g.count; ++i) {
@@ -186,8 +194,10 @@ struct dgc {
   // One element's step; used twice with the same inputs, so it must give the same bits.
   struct update {
     update(const dgc&, float factor, const encode_context& x)
-        : share(factor / static_cast<float>(x.ranks)), decay(x.weight_decay / static_cast<float>(x.ranks)),
-          momentum(x.momentum), nesterov(x.nesterov) {}
+        : share(factor / static_cast<float>(x.ranks)),
+          decay(x.weight_decay / static_cast<float>(x.ranks)),
+          momentum(x.momentum),
+          nesterov(x.nesterov) {}
     moved operator()(float g, float w, float u, float v) const noexcept {
       const float mine = g * share + decay * w;
       const float next = nesterov ? momentum * (u + mine) : momentum * u + mine;
@@ -199,11 +209,14 @@ struct dgc {
   struct view {
     explicit view(slice<const std::byte> p) : data(p.data) {
       std::uint32_t head[2] = {};
-      if (p.count < sizeof head) throw argument_error("heddle::dgc: damaged packet of " + std::to_string(p.count) + " bytes");
+      if (p.count < sizeof head)
+        throw argument_error("heddle::dgc: damaged packet of " + std::to_string(p.count) + " bytes");
       std::memcpy(head, data, sizeof head);
       flag = head[0];
       count = head[1];
-      if (p.count < bytes()) throw argument_error("heddle::dgc: packet cut at " + std::to_string(p.count) + " bytes of " + std::to_string(bytes()));
+      if (p.count < bytes())
+        throw argument_error("heddle::dgc: packet cut at " + std::to_string(p.count) + " bytes of " +
+                             std::to_string(bytes()));
     }
     std::size_t bytes() const noexcept { return 8 + 8 * count; }
     std::uint32_t index(std::size_t j) const noexcept {

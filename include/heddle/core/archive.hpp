@@ -38,14 +38,12 @@ class archive_writer {
   static constexpr std::uint16_t version = 1;
 
   /// Appends a trivially copyable value.
-  template <class Value>
-  void put(const Value& v) {
+  template <class Value> void put(const Value& v) {
     static_assert(std::is_trivially_copyable_v<Value>);
     append(&v, sizeof v);
   }
   /// Appends a length and that many elements.
-  template <class Value>
-  void put(const Value* p, std::size_t count) {
+  template <class Value> void put(const Value* p, std::size_t count) {
     static_assert(std::is_trivially_copyable_v<Value>);
     put(static_cast<std::uint64_t>(count));
     append(p, count * sizeof(Value));
@@ -65,10 +63,11 @@ class archive_writer {
     sum = detail::fnv1a(content_.data(), content_.size(), sum);
     {
       detail::file f(std::fopen(temporary.c_str(), "wb"));
-      const bool good = f && std::fwrite(head, 1, sizeof head, f.get()) == sizeof head &&
-                        std::fwrite(&length, sizeof length, 1, f.get()) == 1 &&
-                        (content_.empty() || std::fwrite(content_.data(), 1, content_.size(), f.get()) == content_.size()) &&
-                        std::fwrite(&sum, sizeof sum, 1, f.get()) == 1 && std::fflush(f.get()) == 0;
+      const bool good =
+          f && std::fwrite(head, 1, sizeof head, f.get()) == sizeof head &&
+          std::fwrite(&length, sizeof length, 1, f.get()) == 1 &&
+          (content_.empty() || std::fwrite(content_.data(), 1, content_.size(), f.get()) == content_.size()) &&
+          std::fwrite(&sum, sizeof sum, 1, f.get()) == 1 && std::fflush(f.get()) == 0;
       if (!good) {
         f.reset();
         std::remove(temporary.c_str());
@@ -98,9 +97,11 @@ class archive_reader {
     detail::file f(std::fopen(path_.c_str(), "rb"));
     if (!f) throw file_error("heddle: can't open " + path_);
     std::byte chunk[1 << 16];
-    for (std::size_t n; (n = std::fread(chunk, 1, sizeof chunk, f.get())) > 0;) content_.insert(content_.end(), chunk, chunk + n);
+    for (std::size_t n; (n = std::fread(chunk, 1, sizeof chunk, f.get())) > 0;)
+      content_.insert(content_.end(), chunk, chunk + n);
     if (std::ferror(f.get())) throw file_error("heddle: can't read " + path_);
-    if (content_.size() < 24 || std::memcmp(content_.data(), "HEDDLE", 6) != 0) refuse("it is not a Heddle checkpoint, or is cut short");
+    if (content_.size() < 24 || std::memcmp(content_.data(), "HEDDLE", 6) != 0)
+      refuse("it is not a Heddle checkpoint, or is cut short");
     std::uint16_t version;
     std::memcpy(&version, content_.data() + 6, 2);
     if (version != archive_writer::version) {
@@ -120,15 +121,13 @@ class archive_reader {
   const std::string& path() const noexcept { return path_; }
 
   /// Next value.
-  template <class Value>
-  Value get() {
+  template <class Value> Value get() {
     Value v;
     take(&v, sizeof v);
     return v;
   }
   /// Next elements, which must be `count` many.
-  template <class Value>
-  void get(Value* p, std::size_t count) {
+  template <class Value> void get(Value* p, std::size_t count) {
     const auto n = get<std::uint64_t>();
     if (n != count) refuse("a block has " + std::to_string(n) + " elements, expected " + std::to_string(count));
     take(p, count * sizeof(Value));

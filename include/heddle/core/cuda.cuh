@@ -93,7 +93,9 @@ struct cuda {
   class event {
    public:
     event() = default;
+    /// Takes the event over; `other` is left without one.
     event(event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+    /// Swaps the two events.
     event& operator=(event&& other) noexcept {
       std::swap(event_, other.event_);
       return *this;

@@ -222,6 +222,12 @@ __attribute__((target("avx2,f16c"))) inline bool add_halves_avx2(const float16* 
   return any;
 }
 
+template <class Half, class Op>
+__attribute__((target("avx2,f16c"), noinline)) bool reduce_halves_avx2(const operand* in, int inputs, Half* out,
+                                                                       std::size_t count, int exponent, double factor) {
+  return reduce_halves<Half, Op>(in, inputs, out, count, exponent, factor, isa::avx2);
+}
+
 // A leaf's loop with AVX2 and F16C, which round every operation as the portable one does: no fused multiply-add.
 template <class Element, class Op>
 __attribute__((target("avx2,f16c"))) bool reduce_loop_avx2(const void* context, const operand* in, int inputs, void* out,
@@ -229,13 +235,13 @@ __attribute__((target("avx2,f16c"))) bool reduce_loop_avx2(const void* context, 
   Element* const o = static_cast<Element*>(out);
   if constexpr (reduces_halves<Element, Op>) {
     if constexpr (std::is_same_v<Element, float16> && (std::is_same_v<Op, sum> || std::is_same_v<Op, mean>)) {
-      const float f = static_cast<float>(factor);
-      if (inputs == 2 && f == factor && std::bit_cast<std::uint32_t>(f) << 9 == 0) {
+      if (inputs == 2 && std::bit_cast<std::uint64_t>(factor) << 12 == 0) {  // a power of two
+        const float f = static_cast<float>(factor);
         return add_halves_avx2(static_cast<const float16*>(in[0].data), pow2(in[0].exponent - exponent) * f,
                                static_cast<const float16*>(in[1].data), pow2(in[1].exponent - exponent) * f, o, count);
       }
     }
-    return reduce_halves<Element, Op>(in, inputs, o, count, exponent, factor, isa::avx2);
+    return reduce_halves_avx2<Element, Op>(in, inputs, o, count, exponent, factor);
   } else {
     reduce_elements<Element, Op>(context, in, inputs, o, count, factor);
     return false;

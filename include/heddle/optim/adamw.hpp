@@ -12,7 +12,8 @@ inline namespace v0 {
 /// @brief Adam with decoupled weight decay.
 ///
 ///     m = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g^2
-///     p = p - lr (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay p),   t = steps including this one
+///     p = p - lr (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay p),   t = steps including this
+///     one
 ///
 /// State:   8 bytes per element (m and v).
 /// Traffic: 28 bytes per element (16 read, 12 written), the least possible.

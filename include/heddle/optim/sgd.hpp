@@ -47,8 +47,10 @@ __attribute__((target("avx2"))) inline void sgd_avx2(float* p, const float* g, f
   sgd_body(p, g, state, n, x);
 }
 inline void sgd_loops(float* p, const float* g, float* const* state, std::size_t n, const sgd_numbers& x) noexcept {
-  if (best_isa() == isa::portable) sgd_body(p, g, state, n, x);
-  else sgd_avx2(p, g, state, n, x);
+  if (best_isa() == isa::portable)
+    sgd_body(p, g, state, n, x);
+  else
+    sgd_avx2(p, g, state, n, x);
 }
 #else
 inline void sgd_loops(float* p, const float* g, float* const* state, std::size_t n, const sgd_numbers& x) noexcept {

@@ -5,58 +5,13 @@
 #include <heddle/optim/sgd.hpp>
 #include <heddle/trainer/detail/averager.hpp>
 #include <heddle/trainer/detail/checkpoint.hpp>
+#include <heddle/trainer/options.hpp>
 
 #include <exception>
 #include <memory>
 
 namespace heddle {
 inline namespace v0 {
-
-/// @brief What a rank says before a backward pass.
-struct begin_options {
-  double samples = 1.0;  ///< Weight of this rank's gradient, usually the size of its batch; 0 or above.
-};
-
-/// @brief Factors for the tensors of one group.
-struct group_options {
-  float lr_scale = 1.0f;     ///< Multiplies the learning rate.
-  float decay_scale = 1.0f;  ///< Multiplies the weight decay; 0 for biases and norms.
-};
-
-/// @brief What an update needs.
-struct step_options {
-  float lr = 0.0f;  ///< Learning rate, the same on all ranks.
-};
-
-/// @brief What a step did.
-struct step_result {
-  bool skipped = false;  ///< A gradient wasn't finite, or nobody had samples: no state has moved.
-  bool met = false;      ///< Replicas met in this step.
-};
-
-/// @brief What a data_parallel has done so far, on this rank.
-struct report {
-  std::uint64_t steps = 0;          ///< Steps taken.
-  std::uint64_t skipped = 0;        ///< Steps skipped.
-  std::uint64_t meetings = 0;       ///< Exchanges that counted.
-  std::uint64_t bytes_sent = 0;     ///< Payload bytes this rank sent.
-  std::uint64_t control_bytes = 0;  ///< Bytes it sent to agree on samples, sizes and flags.
-  std::uint64_t messages = 0;       ///< Messages that carried the payload.
-  std::uint64_t elements_sent = 0;  ///< Elements that went into the exchange after compression.
-  std::uint64_t state_bytes = 0;    ///< Bytes held: optimizer, compressor and mode state.
-  double comm_seconds = 0.0;        ///< Time in exchanges, waiting for peers included.
-  double exposed_seconds = 0.0;     ///< Part of it that step() waited for.
-  std::string executor;             ///< What moved the bytes: "schedule: ring", "native".
-
-  /// Fraction of the communication time that was hidden behind the caller's own work.
-  double hidden() const noexcept { return comm_seconds > exposed_seconds ? 1.0 - exposed_seconds / comm_seconds : 0.0; }
-};
-
-/// @brief What to do in step() with tensors that were never ready.
-enum class unused {
-  error,         ///< Throw, naming them.
-  treat_as_zero  ///< Their gradient is zero.
-};
 
 /// @brief Trains replicas of a model on the ranks of a communicator, by a strategy.
 ///
@@ -74,20 +29,25 @@ enum class unused {
 /// Sync:   ready() only enqueues; step(), synchronize(), join(), save() and load() block until their part is done.
 /// Throws: argument_error on wrong use, with no state changed; comm_error when a peer fails or does something else.
 /// @tparam Strategy A heddle::strategy. @tparam Comm A communicator. @tparam Optimizer An update rule.
-template <class Strategy, class Comm, class Optimizer>
-class data_parallel {
+template <class Strategy, class Comm, class Optimizer> class data_parallel {
   using averager = detail::averager<Strategy, Comm>;
   using mode_type = std::remove_cvref_t<decltype(Strategy::mode)>;
-  static_assert(communicator<Comm>, "heddle::data_parallel: the second argument must be a communicator; see docs/comm.md");
-  static_assert(optimizer<Optimizer>, "heddle::data_parallel: the fourth argument must be an update rule with slots and update(); see docs/optim.md");
+  static_assert(communicator<Comm>,
+                "heddle::data_parallel: the second argument must be a communicator; see docs/comm.md");
+  static_assert(
+      optimizer<Optimizer>,
+      "heddle::data_parallel: the fourth argument must be an update rule with slots and update(); see docs/optim.md");
   static constexpr bool averages_gradients = mode_type::averages == average::gradients;
-  static constexpr bool moves_momentum = averages_gradients && detail::owns_momentum<typename averager::compressor_type>;
-  static_assert(!moves_momentum || std::is_same_v<Optimizer, sgd>,
-                "heddle::data_parallel: this compressor corrects momentum, so the optimizer must be sgd; see docs/compress.md");
+  static constexpr bool moves_momentum =
+      averages_gradients && detail::owns_momentum<typename averager::compressor_type>;
+  static_assert(
+      !moves_momentum || std::is_same_v<Optimizer, sgd>,
+      "heddle::data_parallel: this compressor corrects momentum, so the optimizer must be sgd; see docs/compress.md");
 
  public:
   /// @param plan The strategy. @param comm Communicator of all replicas; must outlive the constructor only.
-  /// @param tensors The model's tensors, the same names and sizes in the same order on all ranks. @param rule Update rule.
+  /// @param tensors The model's tensors, the same names and sizes in the same order on all ranks. @param rule Update
+  /// rule.
   /// @param missing What step() does with tensors that were not ready.
   /// Throws: argument_error for a null pointer with a count, a type other than f32 or a repeated name; comm_error if
   /// ranks bring different tensors.
@@ -114,10 +74,12 @@ class data_parallel {
     const auto all = detail::tell_all(average_->comm(), mine);
     for (std::size_t r = 0; r < all.size(); ++r) {
       if (all[r] != mine) {
-        throw comm_error("data_parallel", comm.rank(), static_cast<int>(r), "the two ranks bring tensors of different names, sizes or types");
+        throw comm_error("data_parallel", comm.rank(), static_cast<int>(r),
+                         "the two ranks bring tensors of different names, sizes or types");
       }
     }
-    for (const tensor& t : tensors_) broadcast(average_->comm(), std::span<float>(static_cast<float*>(t.parameter), t.count));
+    for (const tensor& t : tensors_)
+      broadcast(average_->comm(), std::span<float>(static_cast<float*>(t.parameter), t.count));
     remember();
   }
 
@@ -126,7 +88,9 @@ class data_parallel {
 
   /// If an exception is on its way, tells the peers, so that none of them waits.
   ~data_parallel() {
-    if (std::uncaught_exceptions() > unwinding_) average_->comm().fail("rank " + std::to_string(average_->comm().rank()) + " left its training loop by an exception");
+    if (std::uncaught_exceptions() > unwinding_)
+      average_->comm().fail("rank " + std::to_string(average_->comm().rank()) +
+                            " left its training loop by an exception");
   }
 
   /// Parameters to read in forward and backward, one pointer per tensor.
@@ -143,7 +107,9 @@ class data_parallel {
   /// @brief Opens a step; optional, the first ready() opens one with weight 1.
   /// Throws: argument_error for a negative weight, or if a step is open.
   void begin(const begin_options& o = {}) {
-    if (!(o.samples >= 0.0)) throw argument_error("heddle::data_parallel::begin: samples is " + std::to_string(o.samples) + ", allowed is 0 or more");
+    if (!(o.samples >= 0.0))
+      throw argument_error("heddle::data_parallel::begin: samples is " + std::to_string(o.samples) +
+                           ", allowed is 0 or more");
     if (open_) throw argument_error("heddle::data_parallel::begin: a step is open already");
     open_ = true;
     samples_ = o.samples;
@@ -154,9 +120,13 @@ class data_parallel {
   /// @brief Gradient i is final: it may travel. Only enqueues.
   /// Throws: argument_error if there is no tensor i, or it was ready before in this step.
   void ready(std::size_t i) {
-    if (i >= tensors_.size()) throw argument_error("heddle::data_parallel::ready: tensor " + std::to_string(i) + " of " + std::to_string(tensors_.size()));
+    if (i >= tensors_.size())
+      throw argument_error("heddle::data_parallel::ready: tensor " + std::to_string(i) + " of " +
+                           std::to_string(tensors_.size()));
     if (!open_) begin();
-    if (ready_[i]) throw argument_error("heddle::data_parallel::ready: tensor \"" + tensors_[i].name + "\" was ready before in this step");
+    if (ready_[i])
+      throw argument_error("heddle::data_parallel::ready: tensor \"" + tensors_[i].name +
+                           "\" was ready before in this step");
     ready_[i] = 1;
     if constexpr (averages_gradients) average_->ready(i);
   }
@@ -168,7 +138,8 @@ class data_parallel {
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       if (ready_[i]) continue;
       if (missing_ == unused::error) {
-        throw argument_error("heddle::data_parallel::step: tensor \"" + tensors_[i].name + "\" was never ready in this step; allowed with unused::treat_as_zero");
+        throw argument_error("heddle::data_parallel::step: tensor \"" + tensors_[i].name +
+                             "\" was never ready in this step; allowed with unused::treat_as_zero");
       }
       std::fill_n(static_cast<float*>(tensors_[i].gradient), tensors_[i].count, 0.0f);
       ready(i);
@@ -217,8 +188,9 @@ class data_parallel {
   /// Throws: argument_error if there is no such tensor or slot.
   std::span<const float> held(std::size_t tensor, int slot) const {
     if (tensor >= tensors_.size() || slot < 0 || slot >= averager::slots) {
-      throw argument_error("heddle::data_parallel::held: tensor " + std::to_string(tensor) + ", slot " + std::to_string(slot) +
-                           "; there are " + std::to_string(tensors_.size()) + " tensors and " + std::to_string(averager::slots) + " slots");
+      throw argument_error("heddle::data_parallel::held: tensor " + std::to_string(tensor) + ", slot " +
+                           std::to_string(slot) + "; there are " + std::to_string(tensors_.size()) + " tensors and " +
+                           std::to_string(averager::slots) + " slots");
     }
     return {average_->state(tensor, slot), tensors_[tensor].count};
   }
@@ -236,9 +208,12 @@ class data_parallel {
     r.comm_seconds = average_->busy_seconds();
     r.exposed_seconds = average_->exposed_seconds();
     using topology_type = typename averager::topology_type;
-    if constexpr (std::is_same_v<topology_type, native>) r.executor = "native";
-    else if constexpr (has_name<topology_type>) r.executor = "schedule: " + plan_.topology.name();
-    else r.executor = "schedule";
+    if constexpr (std::is_same_v<topology_type, native>)
+      r.executor = "native";
+    else if constexpr (has_name<topology_type>)
+      r.executor = "schedule: " + plan_.topology.name();
+    else
+      r.executor = "schedule";
     return r;
   }
 
@@ -251,18 +226,7 @@ class data_parallel {
     detail::checkpoint files(directory);
     std::string failure;
     try {
-      archive_writer out;
-      out.put(static_cast<std::uint64_t>(steps_));
-      out.put(clock_);
-      out.put(drift_samples_);
-      out.put(done_.skipped);
-      out.put(done_.meetings);
-      out.put(static_cast<std::uint64_t>(tensors_.size()));
-      for (std::size_t i = 0; i < tensors_.size(); ++i) {
-        out.put(tensors_[i].name);
-        each_state(i, [&](const float* p, bool) { out.put(p, tensors_[i].count); });
-      }
-      files.write_rank(steps_, rank, out);
+      files.write_rank(steps_, rank, detail::pack(counters(), tensors_, state_visitor()));
     } catch (const file_error& e) {
       failure = e.what();
     }
@@ -287,49 +251,42 @@ class data_parallel {
     auto& comm = average_->comm();
     const detail::checkpoint files(directory);
     std::string failure;
-    std::vector<loaded> old;
+    std::vector<detail::saved> old;
     try {
       const auto [step, ranks] = files.published();
       const bool same = ranks == comm.size();
+      const int mine = comm.rank() % ranks;
       for (int r = 0; r < ranks; ++r) {
-        const bool needed = same ? r == comm.rank() : r == comm.rank() % ranks || averager::slots > 0;
-        if (needed) old.push_back(read(files.rank_path(step, r), r == comm.rank() % ranks));
+        if (r == mine || (!same && averager::slots > 0)) {
+          old.push_back(detail::unpack(files.rank_path(step, r), r == mine, tensors_, state_visitor()));
+        }
       }
-      if (!same) share_out(old, comm.size());
+      if (!same) detail::share_out(old, comm.size(), tensors_, state_visitor());
     } catch (const file_error& e) {
       failure = e.what();
     }
     agree(failure, "load");
-    const loaded& mine = *std::find_if(old.begin(), old.end(), [](const loaded& l) { return l.own; });
-    steps_ = mine.steps;
-    clock_ = mine.clock;
-    drift_samples_ = mine.drift_samples;
-    done_.skipped = mine.skipped;
-    done_.meetings = mine.meetings;
-    const float* from = mine.values.data();
-    for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      each_state(i, [&](float* p, bool) {
-        std::copy_n(from, tensors_[i].count, p);
-        from += tensors_[i].count;
-      });
-    }
+    const detail::saved& mine = *std::find_if(old.begin(), old.end(), [](const detail::saved& l) { return l.own; });
+    steps_ = mine.counts.steps;
+    clock_ = mine.counts.clock;
+    drift_samples_ = mine.counts.drift_samples;
+    done_.skipped = mine.counts.skipped;
+    done_.meetings = mine.counts.meetings;
+    detail::restore(mine, tensors_, state_visitor());
   }
 
  private:
   static constexpr std::size_t slots = moves_momentum ? 0 : static_cast<std::size_t>(Optimizer::slots);
 
-  struct loaded {
-    bool own = false;
-    std::uint64_t steps = 0, clock = 0, skipped = 0, meetings = 0;
-    double drift_samples = 0.0;
-    std::vector<float> values;  // in the order of each_state, tensor after tensor
-  };
-
   static std::vector<tensor> checked(std::span<const tensor> tensors) {
     std::vector<std::string> names;
     for (const tensor& t : tensors) {
-      if (t.count && (!t.parameter || !t.gradient)) throw argument_error("heddle::data_parallel: tensor \"" + t.name + "\" has count " + std::to_string(t.count) + " and a null pointer");
-      if (t.type != dtype::f32) throw argument_error("heddle::data_parallel: tensor \"" + t.name + "\" is " + name_of(t.type) + ", allowed is f32");
+      if (t.count && (!t.parameter || !t.gradient))
+        throw argument_error("heddle::data_parallel: tensor \"" + t.name + "\" has count " + std::to_string(t.count) +
+                             " and a null pointer");
+      if (t.type != dtype::f32)
+        throw argument_error("heddle::data_parallel: tensor \"" + t.name + "\" is " + name_of(t.type) +
+                             ", allowed is f32");
       names.push_back(t.name);
     }
     std::sort(names.begin(), names.end());
@@ -354,16 +311,23 @@ class data_parallel {
     return h;
   }
 
+  detail::counters counters() const noexcept { return {steps_, clock_, done_.skipped, done_.meetings, drift_samples_}; }
+
+  auto state_visitor() {
+    return [this](std::size_t i, auto&& f) { each_state(i, f); };
+  }
+
   // Every float that a checkpoint holds of tensor i: f(pointer, whether it is held back by a compressor).
-  template <class Function>
-  void each_state(std::size_t i, Function&& f) {
+  template <class Function> void each_state(std::size_t i, Function&& f) {
     f(static_cast<float*>(tensors_[i].parameter), false);
     for (std::size_t k = 0; k < slots; ++k) f(rule_state(i, k), false);
     if constexpr (!averages_gradients) f(agreed_.data() + offsets_[i], false);
     for (int k = 0; k < averager::slots; ++k) f(average_->state(i, k), true);
   }
 
-  float* rule_state(std::size_t i, std::size_t slot) noexcept { return state_.data() + slot * (state_.size() / (slots ? slots : 1)) + offsets_[i]; }
+  float* rule_state(std::size_t i, std::size_t slot) noexcept {
+    return state_.data() + slot * (state_.size() / (slots ? slots : 1)) + offsets_[i];
+  }
 
   void announce(double samples, bool joined) {
     encode_context x{.step = steps_, .ranks = average_->comm().size()};
@@ -381,8 +345,10 @@ class data_parallel {
       for (std::size_t k = 0; k < slots; ++k) state[k] = rule_state(i, k);
       const update_context x{lr * groups_[i].lr_scale, steps_, groups_[i].decay_scale};
       const float* const g = static_cast<const float*>(tensors_[i].gradient);
-      if constexpr (moves_momentum) sgd{}.update(parameters_[i], g, state, tensors_[i].count, x);
-      else rule_.update(parameters_[i], g, state, tensors_[i].count, x);
+      if constexpr (moves_momentum)
+        sgd{}.update(parameters_[i], g, state, tensors_[i].count, x);
+      else
+        rule_.update(parameters_[i], g, state, tensors_[i].count, x);
     }
   }
 
@@ -442,7 +408,8 @@ class data_parallel {
 
   void remember() {
     if constexpr (!averages_gradients) {
-      for (std::size_t i = 0; i < tensors_.size(); ++i) std::copy_n(parameters_[i], tensors_[i].count, agreed_.data() + offsets_[i]);
+      for (std::size_t i = 0; i < tensors_.size(); ++i)
+        std::copy_n(parameters_[i], tensors_[i].count, agreed_.data() + offsets_[i]);
     }
   }
 
@@ -451,45 +418,9 @@ class data_parallel {
     const auto failed = detail::tell_all(average_->comm(), static_cast<std::uint32_t>(!failure.empty()));
     if (!failure.empty()) throw file_error(failure);
     for (std::size_t r = 0; r < failed.size(); ++r) {
-      if (failed[r]) throw file_error(std::string("heddle::data_parallel::") + what + ": rank " + std::to_string(r) + " failed; nothing has changed here");
-    }
-  }
-
-  loaded read(const std::string& path, bool own) {
-    archive_reader in(path);
-    loaded l;
-    l.own = own;
-    l.steps = in.get<std::uint64_t>();
-    l.clock = in.get<std::uint64_t>();
-    l.drift_samples = in.get<double>();
-    l.skipped = in.get<std::uint64_t>();
-    l.meetings = in.get<std::uint64_t>();
-    if (const auto n = in.get<std::uint64_t>(); n != tensors_.size()) in.refuse("it holds " + std::to_string(n) + " tensors, this model has " + std::to_string(tensors_.size()));
-    for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      if (const std::string name = in.get_string(); name != tensors_[i].name) in.refuse("tensor " + std::to_string(i) + " is \"" + name + "\", this model's is \"" + tensors_[i].name + "\"");
-      each_state(i, [&](float*, bool) {
-        const std::size_t at = l.values.size();
-        l.values.resize(at + tensors_[i].count);
-        in.get(l.values.data() + at, tensors_[i].count);
-      });
-    }
-    return l;
-  }
-
-  // Another number of ranks: what compressors held is summed and divided evenly, so that the sum over ranks is kept.
-  void share_out(std::vector<loaded>& old, int now) {
-    if (averager::slots == 0) return;
-    auto mine = std::find_if(old.begin(), old.end(), [](const loaded& l) { return l.own; });
-    std::size_t at = 0;
-    for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      each_state(i, [&](float*, bool held) {
-        for (std::size_t k = at; held && k < at + tensors_[i].count; ++k) {
-          double sum = 0.0;
-          for (const loaded& l : old) sum += l.values[k];
-          mine->values[k] = static_cast<float>(sum / now);
-        }
-        at += tensors_[i].count;
-      });
+      if (failed[r])
+        throw file_error(std::string("heddle::data_parallel::") + what + ": rank " + std::to_string(r) +
+                         " failed; nothing has changed here");
     }
   }
 
@@ -508,10 +439,10 @@ class data_parallel {
   bool open_ = false;
   double samples_ = 1.0;
   std::vector<unsigned char> ready_;
-  std::size_t steps_ = 0;        // steps taken
-  std::uint64_t sequence_ = 0;   // exchanges opened
-  std::uint64_t clock_ = 0;      // what the mode counts: local steps, skipped ones too, aligned by join()
-  double drift_samples_ = 0.0;   // samples since then
+  std::size_t steps_ = 0;       // steps taken
+  std::uint64_t sequence_ = 0;  // exchanges opened
+  std::uint64_t clock_ = 0;     // what the mode counts: local steps, skipped ones too, aligned by join()
+  double drift_samples_ = 0.0;  // samples since then
   heddle::report done_;
 };
 

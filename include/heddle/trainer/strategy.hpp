@@ -19,40 +19,45 @@ struct full_precision {};
 namespace detail {
 template <class Topology>
 inline constexpr bool is_topology = has_all_reduce_schedule<Topology> || std::is_same_v<Topology, native>;
-template <class Compressor>
-using last_part = std::remove_cvref_t<decltype(last_of(std::declval<const Compressor&>()))>;
-template <class Compressor>
-inline constexpr bool owns_momentum = requires { requires Compressor::owns_momentum; };
-template <class Mode>
-inline constexpr bool outer_momentum = requires { requires Mode::outer_momentum; };
+template <class Compressor> using last_part = std::remove_cvref_t<decltype(last_of(std::declval<const Compressor&>()))>;
+template <class Compressor> inline constexpr bool owns_momentum = requires { requires Compressor::owns_momentum; };
+template <class Mode> inline constexpr bool outer_momentum = requires { requires Mode::outer_momentum; };
 }  // namespace detail
 
 /// @brief How a model is trained, chosen at compile time slot by slot.
 ///
-///     constexpr auto plan = hd::strategy{.topology = hd::ring{}, .compressor = hd::clip{} | hd::dgc{.sparsity = 0.99}};
+///     constexpr auto plan = hd::strategy{.topology = hd::ring{}, .compressor = hd::clip{} | hd::dgc{.sparsity =
+///     0.99}};
 ///
 /// Types choose code, fields choose numbers; an omitted slot takes its default. Each slot can be used on its own too.
 template <class Topology = ring, class Compressor = none, class Mode = every_step, class Precision = full_precision,
           class Recompute = recompute::none, class Memory = host_resource>
 struct strategy {
-  Topology topology{};      ///< How bytes travel.
-  Compressor compressor{};  ///< What a gradient becomes before it travels.
-  Mode mode{};              ///< When replicas meet.
-  Precision precision{};    ///< Number formats.
+  Topology topology{};        ///< How bytes travel.
+  Compressor compressor{};    ///< What a gradient becomes before it travels.
+  Mode mode{};                ///< When replicas meet.
+  Precision precision{};      ///< Number formats.
   heddle::buckets buckets{};  ///< How tensors are grouped into messages.
-  Recompute recompute{};    ///< Which activations are computed again; taken by recompute::chain.
-  Memory memory{};          ///< Where state and message buffers live.
+  Recompute recompute{};      ///< Which activations are computed again; taken by recompute::chain.
+  Memory memory{};            ///< Where state and message buffers live.
 
-  static_assert(detail::is_topology<Topology>,
-                "heddle::strategy: .topology must provide all_reduce(rank, size, count) or be native{}; see docs/collective.md");
-  static_assert(heddle::compressor<detail::last_part<Compressor>>,
-                "heddle::strategy: .compressor must provide encode(), or be transforms | compressor; see docs/compress.md");
-  static_assert(heddle::mode<Mode>, "heddle::strategy: .mode must provide averages, outer_momentum and meets(); see docs/mode.md");
+  static_assert(
+      detail::is_topology<Topology>,
+      "heddle::strategy: .topology must provide all_reduce(rank, size, count) or be native{}; see docs/collective.md");
+  static_assert(
+      heddle::compressor<detail::last_part<Compressor>>,
+      "heddle::strategy: .compressor must provide encode(), or be transforms | compressor; see docs/compress.md");
+  static_assert(heddle::mode<Mode>,
+                "heddle::strategy: .mode must provide averages, outer_momentum and meets(); see docs/mode.md");
   static_assert(!(detail::owns_momentum<detail::last_part<Compressor>> && detail::outer_momentum<Mode>),
-                "heddle::strategy: .compressor corrects momentum itself, so .mode must not have an outer momentum; see docs/compress.md");
-  static_assert(std::is_same_v<Precision, full_precision>, "heddle::strategy: .precision must be full_precision{}; see docs/trainer.md");
-  static_assert(recompute::policy<Recompute>, "heddle::strategy: .recompute must provide plan(); see docs/recompute.md");
-  static_assert(resource<Memory>, "heddle::strategy: .memory must provide allocate() and deallocate(); see docs/memory.md");
+                "heddle::strategy: .compressor corrects momentum itself, so .mode must not have an outer momentum; see "
+                "docs/compress.md");
+  static_assert(std::is_same_v<Precision, full_precision>,
+                "heddle::strategy: .precision must be full_precision{}; see docs/trainer.md");
+  static_assert(recompute::policy<Recompute>,
+                "heddle::strategy: .recompute must provide plan(); see docs/recompute.md");
+  static_assert(resource<Memory>,
+                "heddle::strategy: .memory must provide allocate() and deallocate(); see docs/memory.md");
 };
 
 }  // namespace v0

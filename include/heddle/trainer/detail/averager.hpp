@@ -19,16 +19,15 @@ namespace detail {
 
 // What each rank tells the others when an exchange opens.
 struct announcement {
-  std::uint64_t step = 0;     // must be the same on all ranks
-  std::uint64_t clock = 0;    // the mode's count
-  double samples = 0.0;       // weight of this rank's contribution
-  std::uint32_t joined = 0;   // has no more batches
-  float lr = 0.0f;            // for those who have joined
+  std::uint64_t step = 0;    // must be the same on all ranks
+  std::uint64_t clock = 0;   // the mode's count
+  double samples = 0.0;      // weight of this rank's contribution
+  std::uint32_t joined = 0;  // has no more batches
+  float lr = 0.0f;           // for those who have joined
 };
 
 // All ranks' values of a small record, in rank order.
-template <class Record, class Comm>
-std::vector<Record> tell_all(Comm& comm, const Record& mine) {
+template <class Record, class Comm> std::vector<Record> tell_all(Comm& comm, const Record& mine) {
   static_assert(std::is_trivially_copyable_v<Record>);
   std::vector<Record> all(static_cast<std::size_t>(comm.size()));
   all[static_cast<std::size_t>(comm.rank())] = mine;
@@ -49,8 +48,7 @@ inline bool all_finite(const float* p, std::size_t n) noexcept {
 // Averages the vectors in the tensors' gradient memory over all ranks, bucket by bucket, on a thread of its own. The
 // result is in the same memory: the weighted mean, or for packets the sum of what was sent. State of a packet
 // compressor moves only in settle(), after every rank knows whether the step counts.
-template <class Strategy, class Comm>
-class averager {
+template <class Strategy, class Comm> class averager {
  public:
   using compressor_type = last_part<decltype(Strategy::compressor)>;
   using topology_type = std::remove_cvref_t<decltype(Strategy::topology)>;
@@ -58,8 +56,10 @@ class averager {
   static constexpr bool packets = packet_compressor<compressor_type>;
   using wire = typename std::conditional_t<packets, none, compressor_type>::wire;
   static constexpr int slots = [] {
-    if constexpr (packets) return compressor_type::slots;
-    else return 0;
+    if constexpr (packets)
+      return compressor_type::slots;
+    else
+      return 0;
   }();
 
   averager(const Strategy& plan, Comm& comm, const std::vector<tensor>& tensors)
@@ -167,8 +167,10 @@ class averager {
   }
 
   bool sends_packet(std::size_t i) const {
-    if constexpr (packets) return last_of(plan_.compressor).sends(tensors_[i].count, context_);
-    else return false;
+    if constexpr (packets)
+      return last_of(plan_.compressor).sends(tensors_[i].count, context_);
+    else
+      return false;
   }
 
   void open() {
@@ -221,7 +223,8 @@ class averager {
     if (contiguous) {  // in place, no copy
       for (std::size_t i = b.range.first; i < b.range.last; ++i) {
         const float f = factors_[i];
-        if (f != 1.0f) for (float& x : gradient(i)) x *= f;
+        if (f != 1.0f)
+          for (float& x : gradient(i)) x *= f;
       }
       (*b.reduce)(comm_, start, l);
       b.finite &= all_finite(start, count);
@@ -234,8 +237,7 @@ class averager {
     }
   }
 
-  template <class Codec>
-  void copy_through(one& b, const Codec& codec, const leaf& l, std::size_t count) {
+  template <class Codec> void copy_through(one& b, const Codec& codec, const leaf& l, std::size_t count) {
     b.elements.resize(count);
     std::size_t at = 0;
     for (std::size_t i = b.range.first; i < b.range.last; ++i) {
@@ -270,7 +272,8 @@ class averager {
     b.gathered.clear();
     b.sizes.clear();
     if (!any) return;
-    for (const std::uint64_t n : tell_all(comm_, static_cast<std::uint64_t>(mine.size()))) b.sizes.push_back(static_cast<std::size_t>(n));
+    for (const std::uint64_t n : tell_all(comm_, static_cast<std::uint64_t>(mine.size())))
+      b.sizes.push_back(static_cast<std::size_t>(n));
     std::size_t total_bytes = 0, before = 0;
     for (std::size_t r = 0; r < b.sizes.size(); ++r) {
       if (r == static_cast<std::size_t>(comm_.rank())) before = total_bytes;
@@ -288,18 +291,20 @@ class averager {
 
   // Packets travel on the plan's topology where it can gather blocks of any size, else on a ring.
   auto gather_topology() const {
-    if constexpr (has_all_gather_schedule<topology_type>) return plan_.topology;
-    else return ring{};
+    if constexpr (has_all_gather_schedule<topology_type>)
+      return plan_.topology;
+    else
+      return ring{};
   }
 
   // f(tensor, packet and what follows it, rank) -> bytes of the packet, for each tensor and rank, in rank order.
-  template <class Function>
-  void walk(one& b, Function&& f) {
+  template <class Function> void walk(one& b, Function&& f) {
     std::size_t at = 0;
     for (std::size_t r = 0; r < b.sizes.size(); ++r) {
       std::size_t p = at;
       for (std::size_t i = b.range.first; i < b.range.last; ++i) {
-        if (sends_packet(i)) p += f(i, slice<const std::byte>{b.gathered.data() + p, at + b.sizes[r] - p}, static_cast<int>(r));
+        if (sends_packet(i))
+          p += f(i, slice<const std::byte>{b.gathered.data() + p, at + b.sizes[r] - p}, static_cast<int>(r));
       }
       at += b.sizes[r];
     }
@@ -318,8 +323,10 @@ class averager {
     });
     for (std::size_t i = b.range.first; i < b.range.last; ++i) {
       const slice<float> g = gradient(i);
-      if (sends_packet(i)) std::fill(g.begin(), g.end(), 0.0f);
-      else codec.correct(g, states(i), context_of(i));
+      if (sends_packet(i))
+        std::fill(g.begin(), g.end(), 0.0f);
+      else
+        codec.correct(g, states(i), context_of(i));
     }
     walk(b, [&](std::size_t i, slice<const std::byte> p, int) { return codec.decode_add(p, gradient(i)); });
   }

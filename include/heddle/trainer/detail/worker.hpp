@@ -17,8 +17,7 @@ namespace detail {
 
 // The communication thread of a rank: runs numbered jobs in the order they were given. After a job has thrown, later
 // ones are dropped and wait() throws the same exception. Without a thread (one rank) a job runs where it is pushed.
-template <class Run>
-class worker {
+template <class Run> class worker {
  public:
   worker(Run run, bool threaded) : run_(std::move(run)) {
     if (threaded) thread_ = std::thread([this] { loop(); });
@@ -60,7 +59,9 @@ class worker {
 
   // Seconds in jobs, and of these the seconds that wait() waited. Call after wait().
   double busy_seconds() const { return std::chrono::duration<double>(busy_).count(); }
-  double exposed_seconds() const { return std::chrono::duration<double>(thread_.joinable() ? exposed_ : busy_).count(); }
+  double exposed_seconds() const {
+    return std::chrono::duration<double>(thread_.joinable() ? exposed_ : busy_).count();
+  }
 
  private:
   void timed(std::size_t job) {

@@ -1,0 +1,58 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace heddle {
+inline namespace v0 {
+
+/// @brief What a rank says before a backward pass.
+struct begin_options {
+  double samples = 1.0;  ///< Weight of this rank's gradient, usually the size of its batch; 0 or above.
+};
+
+/// @brief Factors for the tensors of one group.
+struct group_options {
+  float lr_scale = 1.0f;     ///< Multiplies the learning rate.
+  float decay_scale = 1.0f;  ///< Multiplies the weight decay; 0 for biases and norms.
+};
+
+/// @brief What an update needs.
+struct step_options {
+  float lr = 0.0f;  ///< Learning rate, the same on all ranks.
+};
+
+/// @brief What a step did.
+struct step_result {
+  bool skipped = false;  ///< A gradient wasn't finite, or nobody had samples: no state has moved.
+  bool met = false;      ///< Replicas met in this step.
+};
+
+/// @brief What a data_parallel has done so far, on this rank.
+struct report {
+  std::uint64_t steps = 0;          ///< Steps taken.
+  std::uint64_t skipped = 0;        ///< Steps skipped.
+  std::uint64_t meetings = 0;       ///< Exchanges that counted.
+  std::uint64_t bytes_sent = 0;     ///< Payload bytes this rank sent.
+  std::uint64_t control_bytes = 0;  ///< Bytes it sent to agree on samples, sizes and flags.
+  std::uint64_t messages = 0;       ///< Messages that carried the payload.
+  std::uint64_t elements_sent = 0;  ///< Elements that went into the exchange after compression.
+  std::uint64_t state_bytes = 0;    ///< Bytes held: optimizer, compressor and mode state.
+  double comm_seconds = 0.0;        ///< Time in exchanges, waiting for peers included.
+  double exposed_seconds = 0.0;     ///< Part of it that step() waited for.
+  std::string executor;             ///< What moved the bytes: "schedule: ring", "native".
+
+  /// Fraction of the communication time that was hidden behind the caller's own work.
+  double hidden() const noexcept { return comm_seconds > exposed_seconds ? 1.0 - exposed_seconds / comm_seconds : 0.0; }
+};
+
+/// @brief What to do in step() with tensors that were never ready.
+enum class unused {
+  error,         ///< Throw, naming them.
+  treat_as_zero  ///< Their gradient is zero.
+};
+
+}  // namespace v0
+}  // namespace heddle
