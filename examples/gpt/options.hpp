@@ -37,7 +37,7 @@ struct options {
   std::size_t memory_layers = 16;
   std::size_t evaluate_every = 200;
   std::size_t seed = 1;
-  double rate = 8e-3;
+  double rate = 4e-3;
   double sgd_rate = 0.8;
   bool check = false, smoke = false, longer = false, list = false, help = false;
 

@@ -47,7 +47,7 @@ inline std::span<const strategy_entry> all_strategies() {
        [](const job& j) {
          return with_sgd(
              j, hd::strategy{
-                    .topology = hd::ring{}, .compressor = hd::clip{.max_norm = 1.0f} | hd::none{}, .buckets = buckets});
+                    .topology = hd::ring{}, .compressor = hd::clip{.max_norm = 1.0} | hd::none{}, .buckets = buckets});
        }},
       {"hierarchical-fp16", "AdamW; gradients as float16, rings inside groups and across them", true, 0, "ring-adamw",
        0.01, false,
@@ -61,7 +61,7 @@ inline std::span<const strategy_entry> all_strategies() {
        [](const job& j) {
          return with_sgd(j,
                          hd::strategy{.topology = hd::ring{},
-                                      .compressor = hd::clip{.max_norm = 1.0f} | hd::dgc{.sparsity = 0.99f,
+                                      .compressor = hd::clip{.max_norm = 1.0} | hd::dgc{.sparsity = 0.99,
                                                                                          .begin_step = j.steps / 30,
                                                                                          .warmup_steps = j.steps / 10,
                                                                                          .dense_below = 2048},

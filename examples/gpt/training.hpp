@@ -43,13 +43,13 @@ struct job {
 
 using seconds = std::chrono::duration<double>;
 
-/// Warm-up over the first steps, then half a cosine down to a tenth.
+/// Warm-up over the first steps, then half a cosine down to a fiftieth.
 inline double learning_rate(double highest, std::size_t step, std::size_t steps) {
   const auto at = static_cast<double>(step);
   const auto end = static_cast<double>(steps);
   const double warm_up = std::min(100.0, end / 10);
   if (at < warm_up) return highest * (at + 1) / warm_up;
-  return highest * (0.55 + 0.45 * std::cos(std::numbers::pi * (at - warm_up) / (end - warm_up)));
+  return highest * (0.51 + 0.49 * std::cos(std::numbers::pi * (at - warm_up) / (end - warm_up)));
 }
 
 /// How far a saved run had come; beside the files that the library writes.
