@@ -36,18 +36,21 @@ std::uint32_t mix(std::uint32_t seed, int rank, std::size_t i) {
   return static_cast<std::uint32_t>(z >> 33);
 }
 
-template <class T>
-T value(std::uint32_t seed, int rank, std::size_t i) {
+template <class T> T value(std::uint32_t seed, int rank, std::size_t i) {
   const double x = mix(seed, rank, i) * 0x1p-30 - 1.0;  // [-1, 1)
-  if constexpr (std::is_integral_v<T>) return static_cast<T>(x * 100000.0);
-  else if constexpr (sizeof(T) == 2) return T(static_cast<float>(x));
-  else return static_cast<T>(x);
+  if constexpr (std::is_integral_v<T>)
+    return static_cast<T>(x * 100000.0);
+  else if constexpr (sizeof(T) == 2)
+    return T(static_cast<float>(x));
+  else
+    return static_cast<T>(x);
 }
 
-template <class T>
-double as_double(T x) {
-  if constexpr (sizeof(T) == 2) return static_cast<float>(x);
-  else return static_cast<double>(x);
+template <class T> double as_double(T x) {
+  if constexpr (sizeof(T) == 2)
+    return static_cast<float>(x);
+  else
+    return static_cast<double>(x);
 }
 
 // Half of the distance between neighbours, relative.
@@ -57,16 +60,14 @@ template <> inline constexpr double unit<double> = 0x1p-53;
 template <> inline constexpr double unit<hd::float16> = 0x1p-11;
 template <> inline constexpr double unit<hd::bfloat16> = 0x1p-8;
 
-template <class T>
-bool same_bits(const T* a, const T* b, std::size_t n) {
+template <class T> bool same_bits(const T* a, const T* b, std::size_t n) {
   return n == 0 || std::memcmp(a, b, n * sizeof(T)) == 0;
 }
 
 // ---- Operations of users
 
 struct larger_magnitude {
-  template <class T>
-  T operator()(T a, T b) const {
+  template <class T> T operator()(T a, T b) const {
     const double x = std::abs(as_double(a)), y = std::abs(as_double(b));
     return x > y || (x == y && as_double(a) > as_double(b)) ? a : b;
   }
@@ -85,8 +86,7 @@ struct exact {
   long double value, bound;
 };
 
-template <class T, class Op>
-exact oracle(const Op&, std::uint32_t seed, int ranks, std::size_t i, int roundings) {
+template <class T, class Op> exact oracle(const Op&, std::uint32_t seed, int ranks, std::size_t i, int roundings) {
   long double sum = 0, magnitude = 0;
   T kept = value<T>(seed, 0, i);
   for (int r = 0; r < ranks; ++r) {
@@ -148,7 +148,8 @@ void check_type(findings& found, Comm& comm, const Topology& t, int roundings, b
   std::vector<std::size_t> sizes{0, 1, p - 1, p, p + 1, 17};
   if (many) sizes.insert(sizes.end(), {1023, 1024, 1025, 10007});
   for (const std::size_t n : sizes) {
-    const std::string what = name + ", " + hd::name_of(hd::dtype_of<T>) + ", n " + std::to_string(n) + ", P " + std::to_string(p);
+    const std::string what =
+        name + ", " + hd::name_of(hd::dtype_of<T>) + ", n " + std::to_string(n) + ", P " + std::to_string(p);
     check<T>(found, comm, t, n, roundings, hd::sum{}, shared, what + ", sum");
     check<T>(found, comm, t, n, roundings, hd::mean{}, shared, what + ", mean");
     if (n != p + 1 && n != 1025) continue;
@@ -166,14 +167,12 @@ struct chosen_late {  // a topology that is known at run time only
 // example-end
 
 // One type for all topologies, which makes this file compile in a third of the time.
-template <class Topology>
-chosen_late late(const Topology& t) {
+template <class Topology> chosen_late late(const Topology& t) {
   return {[t](int rank, int size, std::size_t count) { return t.all_reduce(rank, size, count); }};
 }
 hd::native late(hd::native t) { return t; }
 
-template <class Topology>
-void check_late(const char* name, const Topology& t, int ranks, int roundings) {
+template <class Topology> void check_late(const char* name, const Topology& t, int ranks, int roundings) {
   findings found;
   std::vector<std::vector<std::byte>> shared(static_cast<std::size_t>(ranks));
   hd::threads::run(ranks, [&](auto& comm) {
@@ -191,8 +190,9 @@ void check_late(const char* name, const Topology& t, int ranks, int roundings) {
     b = a;
     hd::all_reduce(comm, t, std::span<moments>(a), merge{});
     int offset = 0;
-    hd::all_reduce(comm, t, std::span<moments>(b),
-                   [&offset](moments x, moments y) { return moments{x.sum + y.sum + offset, x.count + y.count}; });
+    hd::all_reduce(comm, t, std::span<moments>(b), [&offset](moments x, moments y) {
+      return moments{x.sum + y.sum + offset, x.count + y.count};
+    });
     bool right = true;
     const std::int64_t total = ranks * (ranks + 1) / 2;
     for (std::size_t i = 0; i < n; ++i) {
@@ -204,8 +204,7 @@ void check_late(const char* name, const Topology& t, int ranks, int roundings) {
   CHECK(found.text() == "");
 }
 
-template <class Topology>
-void check_topology(const char* name, const Topology& t, int ranks, int roundings) {
+template <class Topology> void check_topology(const char* name, const Topology& t, int ranks, int roundings) {
   check_late(name, late(t), ranks, roundings);
 }
 
@@ -241,8 +240,7 @@ struct message {
   std::size_t bytes;
 };
 
-template <hd::communicator Comm>
-class recording {  // writes down every message, and forwards it
+template <hd::communicator Comm> class recording {  // writes down every message, and forwards it
  public:
   recording(Comm inner, std::vector<message>* log) : inner_(std::move(inner)), log_(log) {}
   int rank() const { return inner_.rank(); }
@@ -266,8 +264,7 @@ class recording {  // writes down every message, and forwards it
 static_assert(hd::communicator<recording<hd::threads::communicator>>);
 // example-end
 
-template <class Topology>
-void check_execution(const Topology& t, int ranks, std::size_t n) {
+template <class Topology> void check_execution(const Topology& t, int ranks, std::size_t n) {
   findings found;
   hd::threads::run(ranks, [&](auto& comm) {
     std::vector<message> log;
@@ -286,7 +283,8 @@ void check_execution(const Topology& t, int ranks, std::size_t n) {
           if ((o.act == hd::action::send) != sends) continue;
           const message& m = log[k++];
           const void* place = o.act == hd::action::reduce ? nullptr : data.data() + o.range.begin;
-          right &= m.sent == sends && m.peer == static_cast<int>(o.peer) && m.bytes == o.range.count * 4 && m.data == place;
+          right &=
+              m.sent == sends && m.peer == static_cast<int>(o.peer) && m.bytes == o.range.count * 4 && m.data == place;
         }
       }
     }
@@ -301,8 +299,7 @@ void check_execution(const Topology& t, int ranks, std::size_t n) {
 }
 
 // Runs f(comm, topology, name, findings) for every topology that the special values below are tried on.
-template <class Function>
-void on_every_topology(int ranks, Function f) {
+template <class Function> void on_every_topology(int ranks, Function f) {
   const auto one = [&](const char* name, const auto& t) {
     findings found;
     hd::threads::run(ranks, [&](auto& comm) { f(comm, late(t), std::string(name), found); });
@@ -429,7 +426,8 @@ TEST_CASE("the mean of identical inputs is that input, with direct and native") 
         }();
         if constexpr (!std::is_same_v<std::decay_t<decltype(t)>, hd::native>) {
           data = before;
-          const std::span<type> own = hd::reduce_scatter(comm, t, std::span<type>(data), std::span<const std::size_t>(counts), hd::mean{});
+          const std::span<type> own =
+              hd::reduce_scatter(comm, t, std::span<type>(data), std::span<const std::size_t>(counts), hd::mean{});
           found.expect(same_bits(own.data(), before.data() + 7 * comm.rank(), own.size()), comm.rank(),
                        "reduce_scatter, mean of identical inputs");
         }
@@ -463,13 +461,16 @@ TEST_CASE("float16 sums neither leave the range on the way nor vanish") {
     data.assign(100, hd::float16::from_bits(1));  // 6e-8
     left = hd::all_reduce(comm, t, std::span<hd::float16>(data), hd::mean{});
     const int most = name == "hierarchical of 3" ? 2 : 1;  // sums of 3, 5 and 6 ranks round at every hop
-    for (const hd::float16 x : data) found.expect(x.bits >= 1 && x.bits <= most, comm.rank(), "mean of the smallest value");
+    for (const hd::float16 x : data)
+      found.expect(x.bits >= 1 && x.bits <= most, comm.rank(), "mean of the smallest value");
     found.expect(!left, comm.rank(), "6e-8 is in range");
 
     for (const auto extreme : {true, false}) {  // min and max are exact down to the smallest value
       data.assign(3, hd::float16::from_bits(static_cast<std::uint16_t>(3 + comm.rank())));
-      if (extreme) hd::all_reduce(comm, t, std::span<hd::float16>(data), hd::max{});
-      else hd::all_reduce(comm, t, std::span<hd::float16>(data), hd::min{});
+      if (extreme)
+        hd::all_reduce(comm, t, std::span<hd::float16>(data), hd::max{});
+      else
+        hd::all_reduce(comm, t, std::span<hd::float16>(data), hd::min{});
       found.expect(data[2].bits == (extreme ? 10 : 3), comm.rank(), "extreme of subnormal values");
     }
   });
@@ -487,7 +488,9 @@ TEST_CASE("a float16 sum that leaves the range is infinite, and some rank says s
         said += hd::all_reduce(comm, t, std::span<hd::float16>(data), hd::sum{});
         for (std::size_t i = 0; i < 50; ++i) {
           const float x = static_cast<float>(data[i]);
-          found.expect(i == 31 ? x > 0 && std::isinf(x) : i == 32 ? x < 0 && std::isinf(x) : x == static_cast<float>(p),
+          found.expect(i == 31   ? x > 0 && std::isinf(x)
+                       : i == 32 ? x < 0 && std::isinf(x)
+                                 : x == static_cast<float>(p),
                        comm.rank(), "sum out of range");
         }
       });
@@ -544,9 +547,12 @@ TEST_CASE("bad buffers are argument errors and nothing changes") {
   std::vector<float> data{1, 2, 3, 4, 5, 6};
   const std::vector<float> before = data;
   const std::span<float> all(data);
-  CHECK_THROWS_AS(hd::all_reduce(comm, hd::ring{}, std::span<const float>(all.first(4)), all.subspan(1, 4)), hd::argument_error);
-  CHECK_THROWS_AS(hd::all_reduce(comm, hd::ring{}, std::span<const float>(all.subspan(1, 4)), all.first(4)), hd::argument_error);
-  CHECK_THROWS_AS(hd::all_reduce(comm, hd::ring{}, std::span<const float>(all.first(3)), all.subspan(3, 2)), hd::argument_error);
+  CHECK_THROWS_AS(hd::all_reduce(comm, hd::ring{}, std::span<const float>(all.first(4)), all.subspan(1, 4)),
+                  hd::argument_error);
+  CHECK_THROWS_AS(hd::all_reduce(comm, hd::ring{}, std::span<const float>(all.subspan(1, 4)), all.first(4)),
+                  hd::argument_error);
+  CHECK_THROWS_AS(hd::all_reduce(comm, hd::ring{}, std::span<const float>(all.first(3)), all.subspan(3, 2)),
+                  hd::argument_error);
   float* const null = nullptr;
   const std::span<float> nothing(null, 3);
   CHECK_THROWS_AS(hd::all_reduce(comm, hd::ring{}, nothing), hd::argument_error);
@@ -558,12 +564,13 @@ TEST_CASE("bad buffers are argument errors and nothing changes") {
   const std::vector<std::size_t> three{3}, one_more{3, 0};
   CHECK_THROWS_AS(hd::all_gather(comm, hd::ring{}, nothing, std::span<const std::size_t>(three)), hd::argument_error);
   CHECK_THROWS_AS(hd::all_gather(comm, hd::ring{}, all, std::span<const std::size_t>(three)), hd::argument_error);
-  CHECK_THROWS_AS(hd::all_gather(comm, hd::ring{}, all.first(3), std::span<const std::size_t>(one_more)), hd::argument_error);
+  CHECK_THROWS_AS(hd::all_gather(comm, hd::ring{}, all.first(3), std::span<const std::size_t>(one_more)),
+                  hd::argument_error);
   CHECK_THROWS_AS(hd::all_gather(comm, hd::ring{}, std::span<const float>(all.first(3)), nothing), hd::argument_error);
   CHECK_THROWS_AS(hd::reduce_scatter(comm, hd::ring{}, all, std::span<const std::size_t>(three)), hd::argument_error);
   CHECK(data == before);
 
-  hd::all_reduce(comm, hd::ring{}, std::span<float>());                           // nothing is legal
+  hd::all_reduce(comm, hd::ring{}, std::span<float>());                            // nothing is legal
   hd::all_reduce(comm, hd::ring{}, std::span<const float>(all), all, hd::mean{});  // equal is in place
   hd::all_reduce(comm, hd::ring{}, std::span<const float>(all.first(3)), all.subspan(3, 3));
   CHECK(data == std::vector<float>{1, 2, 3, 1, 2, 3});
@@ -587,7 +594,8 @@ TEST_CASE("all_gather and reduce_scatter with blocks of any sizes") {
           std::vector<double> all(begin.back(), -1.0);
           for (std::size_t i = begin[me]; i < begin[me + 1]; ++i) all[i] = static_cast<double>(i);
           hd::all_gather(comm, t, std::span<double>(all), blocks);
-          for (std::size_t i = 0; i < all.size(); ++i) found.expect(all[i] == static_cast<double>(i), comm.rank(), "all_gather");
+          for (std::size_t i = 0; i < all.size(); ++i)
+            found.expect(all[i] == static_cast<double>(i), comm.rank(), "all_gather");
 
           for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<double>(i * (me + 1));
           const std::span<double> own = hd::reduce_scatter(comm, t, std::span<double>(all), blocks);
@@ -599,7 +607,8 @@ TEST_CASE("all_gather and reduce_scatter with blocks of any sizes") {
           std::vector<hd::float16> half(begin.back(), hd::float16(20000.0f));
           const auto mean = hd::reduce_scatter(comm, t, std::span<hd::float16>(half), blocks, hd::mean{});
           for (const hd::float16 x : mean) {
-            found.expect(std::abs(static_cast<float>(x) - 20000.0) <= 20000.0 * p * 0x1p-11, comm.rank(), "mean of 20000");
+            found.expect(std::abs(static_cast<float>(x) - 20000.0) <= 20000.0 * p * 0x1p-11, comm.rank(),
+                         "mean of 20000");
           }
         });
         CHECK(found.text() == "");
@@ -668,10 +677,10 @@ TEST_CASE("the example of the documentation") {
     hd::all_reduce_plan<hd::ring> plan(hd::ring{}, comm.rank(), comm.size(), gradient.size());
     for (int step = 0; step < 3; ++step) plan(comm, gradient.data(), hd::leaf_of<float>(hd::mean{}));
 
-    hd::broadcast(comm, std::span(gradient), 3);                         // from rank 3
-    const std::vector<std::size_t> counts{0, 100, 800, 100};             // blocks of any sizes
+    hd::broadcast(comm, std::span(gradient), 3);              // from rank 3
+    const std::vector<std::size_t> counts{0, 100, 800, 100};  // blocks of any sizes
     const std::span<float> mine = hd::reduce_scatter(comm, hd::direct{}, std::span(gradient), std::span(counts));
-    for (float& x : mine) x *= 0.5f;                                     // each rank updates its part
+    for (float& x : mine) x *= 0.5f;  // each rank updates its part
     hd::all_gather(comm, hd::direct{}, std::span(gradient), std::span(counts));
     hd::barrier(comm);
     if (gradient != std::vector<float>(1000, 5.0f)) throw std::logic_error("it should be half of 4 times 2.5");

@@ -21,11 +21,10 @@ namespace {
 
 // ---- At compile time
 
-template <class Topology, int Size>
-constexpr bool proven = static_cast<bool>(hd::verify(Topology{}, Size));
+template <class Topology, int Size> constexpr bool proven = static_cast<bool>(hd::verify(Topology{}, Size));
 template <class Topology>
-constexpr bool proven_to_8 = proven<Topology, 1> && proven<Topology, 2> && proven<Topology, 3> && proven<Topology, 4> &&
-                             proven<Topology, 5> && proven<Topology, 6> && proven<Topology, 7> && proven<Topology, 8>;
+constexpr bool proven_to_8 = proven<Topology, 1>&& proven<Topology, 2>&& proven<Topology, 3>&& proven<Topology, 4>&&
+    proven<Topology, 5>&& proven<Topology, 6>&& proven<Topology, 7>&& proven<Topology, 8>;
 static_assert(proven_to_8<hd::ring>);
 static_assert(proven_to_8<hd::direct>);
 static_assert(proven_to_8<hd::torus_2d>);
@@ -98,7 +97,8 @@ hd::verdict verify_edited(std::function<void(int, edited::rounds&, std::vector<h
 
 TEST_CASE("every topology is proven for 1 to 64 ranks") {
   for (int size = 1; size <= 64; ++size) {
-    for (const std::size_t count : {std::size_t{0}, std::size_t{1}, static_cast<std::size_t>(size), std::size_t{1000}}) {
+    for (const std::size_t count :
+         {std::size_t{0}, std::size_t{1}, static_cast<std::size_t>(size), std::size_t{1000}}) {
       INFO(size << " ranks, " << count << " elements");
       CHECK(hd::verify(hd::ring{}, size, count));
       CHECK(hd::verify(hd::direct{}, size, count));
@@ -298,8 +298,9 @@ TEST_CASE("broken schedules are rejected with the right fault") {
   }
   SECTION("an interval leaves the buffer") {
     CHECK(reason(verify_edited([](int, auto& rounds, auto&) { rounds[0][0].range = {7, 2}; })) == fault::bad_range);
-    CHECK(reason(verify_edited([](int, auto& rounds, auto&) { rounds[0][0].range = {1, SIZE_MAX}; })) ==
-          fault::bad_range);
+    CHECK(reason(verify_edited([](int, auto& rounds, auto&) {
+            rounds[0][0].range = {1, SIZE_MAX};
+          })) == fault::bad_range);
   }
   SECTION("the two sides mean different intervals of one length") {
     CHECK(reason(verify_edited([](int rank, auto& rounds, auto&) {

@@ -44,7 +44,8 @@ class findings {
  private:
   [[gnu::noinline]] void note(int rank, const char* what, const std::string& where) {
     std::lock_guard lock(mutex_);
-    if (++count_ <= 5) text_ += "rank " + std::to_string(rank) + ": " + what + (where.empty() ? "" : ", ") + where + "\n";
+    if (++count_ <= 5)
+      text_ += "rank " + std::to_string(rank) + ": " + what + (where.empty() ? "" : ", ") + where + "\n";
   }
 
   mutable std::mutex mutex_;
@@ -105,8 +106,7 @@ void all_to_all(Comm& comm, findings& found, std::size_t messages, std::size_t l
 
 /// Runs the whole suite for each number of ranks.
 /// @param sizes Numbers of ranks to try. @param run run(ranks, f).
-template <class Run>
-void conforms_to_communicator(const std::vector<int>& sizes, Run run) {
+template <class Run> void conforms_to_communicator(const std::vector<int>& sizes, Run run) {
   for (const int p : sizes) {
     INFO(p << " ranks");
     findings found;
@@ -125,7 +125,8 @@ void conforms_to_communicator(const std::vector<int>& sizes, Run run) {
       found.expect(comm.next_sequence() == static_cast<std::uint16_t>(first + 1), me, "sequence numbers must count up");
 
       // The k-th message to a peer meets the k-th one it expects; a round sends and receives at once.
-      for (std::uint32_t round = 0; round < 20; ++round) detail::all_to_all(comm, found, 1 + round % 3, 1 + round, round);
+      for (std::uint32_t round = 0; round < 20; ++round)
+        detail::all_to_all(comm, found, 1 + round % 3, 1 + round, round);
       detail::all_to_all(comm, found, 2, 50'000, 77);
 
       // A round without messages.

@@ -26,7 +26,9 @@ using heddle_test::findings;
 
 namespace {
 
-hd::threads::options few(int ranks, std::chrono::nanoseconds deadline = 300ms) { return {.ranks = ranks, .deadline = deadline}; }
+hd::threads::options few(int ranks, std::chrono::nanoseconds deadline = 300ms) {
+  return {.ranks = ranks, .deadline = deadline};
+}
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
@@ -112,13 +114,17 @@ TEST_CASE("a run needs a rank") {
 TEST_CASE("a peer that isn't another rank is an argument error") {
   for (const int peer : {-1, 0, 2, 7}) {
     findings found;
-    CHECK_THROWS_AS(hd::threads::run(few(2), [&](auto& comm) {
-      int word = 0;
-      const hd::outgoing out{peer, &word, 4, 1};
-      const hd::incoming in{peer, &word, 4};
-      if (comm.rank() == 0 && peer % 2 == 0) comm.exchange({}, {}, std::span(&in, 1), [](std::span<const hd::arrival>) {});
-      else if (comm.rank() == 0) comm.exchange({}, std::span(&out, 1), {}, [](std::span<const hd::arrival>) {});
-    }), hd::argument_error);
+    CHECK_THROWS_AS(hd::threads::run(few(2),
+                                     [&](auto& comm) {
+                                       int word = 0;
+                                       const hd::outgoing out{peer, &word, 4, 1};
+                                       const hd::incoming in{peer, &word, 4};
+                                       if (comm.rank() == 0 && peer % 2 == 0)
+                                         comm.exchange({}, {}, std::span(&in, 1), [](std::span<const hd::arrival>) {});
+                                       else if (comm.rank() == 0)
+                                         comm.exchange({}, std::span(&out, 1), {}, [](std::span<const hd::arrival>) {});
+                                     }),
+                    hd::argument_error);
   }
 }
 
@@ -140,7 +146,8 @@ TEST_CASE("a rank that throws between two collectives is named by the others' pe
       REQUIRE(e.error);
       CHECK(e.error->peer() == guilty);
       CHECK(e.error->rank() == r);
-      CHECK(e.error->operation() == "all_reduce");
+      // Or the barrier, where the guilty one was through before this rank.
+      CHECK((e.error->operation() == "all_reduce" || e.error->operation() == "barrier"));
       CHECK(has(e.error->what(), "the disk is full"));
     }
   }
@@ -164,7 +171,14 @@ TEST_CASE("run rethrows the first exception, after every rank has ended") {
     CHECK(std::string(e.what()) == "first");
   }
   CHECK(running == 0);
-  CHECK_THROWS_AS(hd::threads::run(2, [](auto& comm) { if (comm.rank() == 1) throw 42; else hd::barrier(comm); }), int);
+  CHECK_THROWS_AS(hd::threads::run(2,
+                                   [](auto& comm) {
+                                     if (comm.rank() == 1)
+                                       throw 42;
+                                     else
+                                       hd::barrier(comm);
+                                   }),
+                  int);
 }
 
 TEST_CASE("a rank that returns early is named within the deadline") {
@@ -211,9 +225,11 @@ TEST_CASE("who waits for one that waits itself blames the last in the chain") {
 TEST_CASE("a rank in another call gives an error on every rank") {
   const auto differ = [](const char* name, bool names_it, const auto& usual, const auto& odd) {
     for (const int ranks : {3, 4}) {
-      const auto all = outcome(few(ranks), [&](auto& comm) {
-        if (comm.rank() == 2) odd(comm);
-        else usual(comm);
+      const auto all = outcome(few(ranks, names_it ? 20s : 300ms), [&](auto& comm) {
+        if (comm.rank() == 2)
+          odd(comm);
+        else
+          usual(comm);
         hd::barrier(comm);
       });
       for (int r = 0; r < ranks; ++r) {
@@ -259,9 +275,11 @@ TEST_CASE("a rank in another call gives an error on every rank") {
   const auto native = reduce(hd::native{}, 1.0f, 24, hd::sum{});
   const auto each = [&](const char* name, const auto& odd) {
     for (int r = 0; r < 3; ++r) {
-      const auto all = outcome(few(3), [&](auto& comm) {
-        if (comm.rank() == r) odd(comm);
-        else native(comm);
+      const auto all = outcome(few(3, 20s), [&](auto& comm) {
+        if (comm.rank() == r)
+          odd(comm);
+        else
+          native(comm);
       });
       for (const ended& e : all) {
         INFO("native, another " << name << " on rank " << r);
@@ -333,9 +351,12 @@ TEST_CASE("a rank may throw before any of its calls while its buffers are on its
         CHECK(thrown == "at call " + std::to_string(k));
         for (int r = 0; r < ranks; ++r) {
           const int named = failed[static_cast<std::size_t>(r)];
-          if (r == guilty) CHECK(named == -1);
-          else if (k < calls.size()) CHECK(named == guilty);
-          else CHECK((named == guilty || named == -1));  // the last call may be over
+          if (r == guilty)
+            CHECK(named == -1);
+          else if (k < calls.size())
+            CHECK(named == guilty);
+          else
+            CHECK((named == guilty || named == -1));  // the last call may be over
         }
       }
     }
@@ -385,32 +406,36 @@ TEST_CASE("a user's function that throws inside a call doesn't hang the others")
 TEST_CASE("a failing rank waits until nobody reads its buffers") {
   findings found;
   std::atomic<bool> reading{false};
-  CHECK_THROWS_AS(hd::threads::run(few(3, 20s), [&](auto& comm) {
-    std::vector<int> words(1000, 7);
-    const std::size_t bytes = words.size() * sizeof(int);
-    if (comm.rank() == 0) {  // lends its buffer to rank 1; fails because rank 2 does
-      const hd::outgoing out{1, words.data(), bytes, 1};
-      const hd::incoming in{2, words.data(), bytes};
-      try {
-        comm.exchange({}, std::span(&out, 1), std::span(&in, 1), [](std::span<const hd::arrival>) {});
-      } catch (const hd::comm_error&) {
-        std::fill(words.begin(), words.end(), -1);
-        throw;
-      }
-    } else if (comm.rank() == 1) {  // reads it slowly
-      const hd::incoming in{0, nullptr, bytes};
-      comm.exchange({}, {}, std::span(&in, 1), [&](std::span<const hd::arrival> a) {
-        reading = true;
-        std::this_thread::sleep_for(100ms);
-        std::vector<int> seen(1000);
-        std::memcpy(seen.data(), a[0].data, bytes);
-        found.expect(seen == std::vector<int>(1000, 7), 1, "the buffer went away while it was read");
-      });
-    } else {
-      while (!reading) std::this_thread::yield();
-      throw boom("gone");
-    }
-  }), boom);
+  CHECK_THROWS_AS(hd::threads::run(few(3, 20s),
+                                   [&](auto& comm) {
+                                     std::vector<int> words(1000, 7);
+                                     const std::size_t bytes = words.size() * sizeof(int);
+                                     if (comm.rank() == 0) {  // lends its buffer to rank 1; fails because rank 2 does
+                                       const hd::outgoing out{1, words.data(), bytes, 1};
+                                       const hd::incoming in{2, words.data(), bytes};
+                                       try {
+                                         comm.exchange({}, std::span(&out, 1), std::span(&in, 1),
+                                                       [](std::span<const hd::arrival>) {});
+                                       } catch (const hd::comm_error&) {
+                                         std::fill(words.begin(), words.end(), -1);
+                                         throw;
+                                       }
+                                     } else if (comm.rank() == 1) {  // reads it slowly
+                                       const hd::incoming in{0, nullptr, bytes};
+                                       comm.exchange({}, {}, std::span(&in, 1), [&](std::span<const hd::arrival> a) {
+                                         reading = true;
+                                         std::this_thread::sleep_for(100ms);
+                                         std::vector<int> seen(1000);
+                                         std::memcpy(seen.data(), a[0].data, bytes);
+                                         found.expect(seen == std::vector<int>(1000, 7), 1,
+                                                      "the buffer went away while it was read");
+                                       });
+                                     } else {
+                                       while (!reading) std::this_thread::yield();
+                                       throw boom("gone");
+                                     }
+                                   }),
+                  boom);
   CHECK(found.text() == "");
 }
 
@@ -475,7 +500,8 @@ TEST_CASE("counting counts what the formula says") {
       const std::uint64_t wire = 2 * n * 4 * static_cast<std::uint64_t>(p - 1);
       const auto ring = total(hd::ring{});
       CHECK(ring.first == wire);
-      const std::uint64_t blocks = std::min<std::uint64_t>(n, static_cast<std::uint64_t>(p));  // none is empty on the wire
+      const std::uint64_t blocks =
+          std::min<std::uint64_t>(n, static_cast<std::uint64_t>(p));  // none is empty on the wire
       CHECK(ring.second == 2 * blocks * static_cast<std::uint64_t>(p - 1));
       CHECK(total(hd::direct{}).first == wire);
       CHECK(total(hd::halving_doubling{}).first == wire);
@@ -507,14 +533,16 @@ TEST_CASE("throttled takes at least as long as the links need") {
     const int to = (comm.rank() + 1) % 3, from = (comm.rank() + 2) % 3;
     const std::array<hd::outgoing, 2> out{{{to, mine.data(), 5000, 1}, {to, mine.data(), 1000, 1}}};
     const std::array<hd::incoming, 2> in{{{from, theirs.data(), 5000}, {from, nullptr, 1000}}};
-    least(comm.rank(), 2 * 2e-3 + 6000 * 1e-6, [&] { slow.exchange({}, out, in, [](std::span<const hd::arrival>) {}); });
+    least(comm.rank(), 2 * 2e-3 + 6000 * 1e-6,
+          [&] { slow.exchange({}, out, in, [](std::span<const hd::arrival>) {}); });
     // A ring: 2 (P - 1) rounds of one message of n / P elements.
     std::vector<float> data(3000);
     least(comm.rank(), 4 * (2e-3 + 4000 * 1e-6), [&] { hd::all_reduce(slow, hd::ring{}, std::span<float>(data)); });
   });
   CHECK(found.text() == "");
   CHECK_THROWS_AS(hd::throttled(hd::self{}, hd::link_cost{.alpha = -1}), hd::argument_error);
-  CHECK_THROWS_AS(hd::throttled(hd::self{}, hd::link_cost{.beta = std::numeric_limits<double>::quiet_NaN()}), hd::argument_error);
+  CHECK_THROWS_AS(hd::throttled(hd::self{}, hd::link_cost{.beta = std::numeric_limits<double>::quiet_NaN()}),
+                  hd::argument_error);
 }
 
 TEST_CASE("the example of the documentation") {

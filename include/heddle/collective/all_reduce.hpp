@@ -99,11 +99,13 @@ class all_reduce_plan {
       if (executor_.prepared_bytes() != l.bytes) {
         executor_.prepare(comm.rank(), schedule_, l.bytes, fused_ ? std::span<const interval>{} : owned_);
       }
-      bool left_range = executor_.run_prepared(comm, schedule_, 0, schedule_.half(), h, data, &l, factor, fused_);
-      if (!fused_ && (l.average || l.scaled())) {
-        for (const interval b : owned_) left_range |= executor_.finish(b, data, l, factor);
+      const std::size_t half = schedule_.half(), all = schedule_.rounds();
+      if (fused_ || !(l.average || l.scaled())) {
+        return executor_.run_prepared(comm, schedule_, 0, all, h, data, &l, factor, fused_ ? half : 0);
       }
-      left_range |= executor_.run_prepared(comm, schedule_, schedule_.half(), schedule_.rounds(), h, data, &l);
+      bool left_range = executor_.run_prepared(comm, schedule_, 0, half, h, data, &l);
+      for (const interval b : owned_) left_range |= executor_.finish(b, data, l, factor);
+      left_range |= executor_.run_prepared(comm, schedule_, half, all, h, data, &l);
       return left_range;
     }
   }

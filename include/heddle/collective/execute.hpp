@@ -30,7 +30,8 @@ struct program {
     std::size_t offset, count;
     std::size_t staged;             // where in scratch memory the result waits for the end of the round, or in_place
     std::uint32_t operands, inputs;  // the first operand; how many
-    std::uint32_t mine;             // which operand is the buffer itself
+    std::uint32_t mine;              // which operand is the buffer itself
+    std::uint32_t arrival;           // where the other one comes from, of two
     int exponent;                   // of the result
     source before;
     std::uint32_t id;  // its place in `numbers`
@@ -40,8 +41,9 @@ struct program {
   };
   struct round {  // where its entries begin in each list, and how many there are
     std::uint32_t out = 0, outs = 0, in = 0, ins = 0, merges = 0, merge_count = 0, overwrites = 0, overwrite_count = 0;
-    bool staged = false;
-    std::uint8_t known = 0;  // the mode that contributors and exponents are set for; 0: none
+    bool idle = false, staged = false;
+    std::uint8_t known = 0;      // the mode that contributors and exponents are set for; 0: none
+    std::uint16_t expected = 1;  // contributors of its first message, where known
   };
   struct finished {
     interval where;
@@ -81,8 +83,8 @@ struct program {
     }
   }
 
-  void bind(std::byte* buffer) {
-    if (buffer == bound) return;
+  // Sets every pointer. As everything that a repeated run does not need, it stays out of the way of what it needs.
+  [[gnu::noinline]] void bind(std::byte* buffer) {
     bound = buffer;
     for (std::size_t i = 0; i < out.size(); ++i) out[i].data = buffer + out_offsets[i];
     for (std::size_t i = 0; i < in.size(); ++i) {
@@ -92,12 +94,13 @@ struct program {
   }
 
   // Before a round: contributors of what it sends.
-  void set_out(round& x, bool scaled) {
+  [[gnu::noinline]] void set_out(round& x, bool scaled) {
     x.known = 0;
     for (std::uint32_t i = x.out; i < x.out + x.outs; ++i) out[i].contributors = scaled ? number(out_sources[i]) : std::uint16_t{1};
   }
 
   bool as_expected(const round& x, std::span<const arrival> got) const {
+    if (x.ins == 1) return got[0].contributors == x.expected;
     for (std::uint32_t i = 0; i < x.ins; ++i) {
       if (got[i].contributors != expected[x.in + i]) return false;
     }
@@ -111,6 +114,7 @@ struct program {
     }
     x.known = mode;
     for (std::uint32_t i = 0; i < x.ins; ++i) expected[x.in + i] = got[i].contributors;
+    if (x.ins) x.expected = got[0].contributors;
     for (std::uint32_t i = x.overwrites; scaled && i < x.overwrites + x.overwrite_count; ++i) {
       numbers[overwrites[i].id] = got[overwrites[i].arrival].contributors;
     }
@@ -202,7 +206,7 @@ struct program {
       const operation& o = *receives[i];
       if (o.act == action::copy) overwrites.push_back({i, give_number(o.range)});
       if (done[i] || o.act == action::copy) continue;
-      merge m{o.range.begin * element_bytes, o.range.count, in_place, static_cast<std::uint32_t>(operands.size()), 0, 0, 0,
+      merge m{o.range.begin * element_bytes, o.range.count, in_place, static_cast<std::uint32_t>(operands.size()), 0, 0, i, 0,
               source_of(o.range), 0};
       // All reduces of this interval at once, own contribution at its place in rank order.
       bool placed = false;
@@ -237,6 +241,7 @@ struct program {
     x.ins = static_cast<std::uint32_t>(in.size()) - x.in;
     x.merge_count = static_cast<std::uint32_t>(merges.size()) - x.merges;
     x.overwrite_count = static_cast<std::uint32_t>(overwrites.size()) - x.overwrites;
+    x.idle = x.outs == 0 && x.ins == 0;
     expected.resize(in.size());
     rounds.push_back(x);
   }
@@ -260,6 +265,7 @@ class executor {
   /// @param owned What `finish` will be called for between the reduce-scatter half and the rest.
   void prepare(int rank, const schedule& s, std::size_t bytes, std::span<const interval> owned = {}) {
     program_.build(rank, s, bytes, owned);
+    if (scratch_.size() < program_.scratch) scratch_.resize(program_.scratch);
   }
   /// Bytes of an element that it is prepared for; 0 if it isn't.
   std::size_t prepared_bytes() const noexcept { return program_.element_bytes; }
@@ -275,30 +281,30 @@ class executor {
   bool run(Comm& comm, const schedule& s, std::size_t from, std::size_t to, header h, std::byte* buffer,
            std::size_t bytes, const leaf* l, double factor = 1.0, bool final = false) {
     prepare(comm.rank(), s, bytes);
-    return run_prepared(comm, s, from, to, h, buffer, l, factor, final);
+    return run_prepared(comm, s, from, to, h, buffer, l, factor, final ? to : 0);
   }
 
-  /// @brief The same for the schedule that it is prepared for, without allocation.
+  /// @brief The same for the schedule that it is prepared for, without allocation. Reductions of round `final` - 1 give
+  /// final values.
   template <communicator Comm>
   bool run_prepared(Comm& comm, const schedule& s, std::size_t from, std::size_t to, header h, std::byte* buffer,
-                    const leaf* l, double factor = 1.0, bool final = false) {
+                    const leaf* l, double factor = 1.0, std::size_t final = 0) {
     detail::program& p = program_;
-    p.bind(buffer);
-    if (scratch_.size() < p.scratch) scratch_.resize(p.scratch);
+    if (buffer != p.bound) p.bind(buffer);
     const bool scaled = l && l->scaled();  // float16 sums carry a power of two
     bool left_range = false;
-    for (std::size_t r = from; r < to; ++r) {
-      if (trace) trace->insert(trace->end(), s.round(r).begin(), s.round(r).end());
-      detail::program::round& x = p.rounds[r];
-      if ((x.outs | x.ins) == 0) continue;
-      const bool last = final && r + 1 == to;
-      const auto mode = static_cast<std::uint8_t>(1 + scaled + 2 * last);
+    const auto mode = static_cast<std::uint8_t>(1 + scaled + (final ? 2 : 0) + (l ? 4 : 0));
+    detail::program::round* round = p.rounds.data() + from;
+    for (std::size_t r = from; r < to; ++r, ++round) {
+      detail::program::round& x = *round;
+      if (trace) record(s.round(r));
+      if (x.idle) continue;
       if (x.known != mode) p.set_out(x, scaled);
       h.round = static_cast<std::uint8_t>(r);
       comm.exchange(h, std::span<const outgoing>(p.out.data() + x.out, x.outs),
                     std::span<const incoming>(p.in.data() + x.in, x.ins), [&](std::span<const arrival> got) {
-                      if (x.known != mode || (scaled && !p.as_expected(x, got))) p.set_in(x, got, scaled, last, mode);
-                      if (x.merge_count) left_range |= merge(x, got, buffer, l, last ? factor : 1.0);
+                      if (x.known != mode || !p.as_expected(x, got)) first_time(x, got, l, r + 1 == final, mode);
+                      if (x.merge_count) left_range |= merge(x, got, buffer, l, r + 1 == final ? factor : 1.0);
                     });
       if (x.staged) unstage(x, buffer);
     }
@@ -321,16 +327,27 @@ class executor {
   }
 
  private:
-  bool merge(const detail::program::round& x, std::span<const arrival> got, std::byte* buffer, const leaf* l, double factor) {
-    if (!l) throw argument_error("heddle::execute: the schedule reduces, but no reduction was given");
+  [[gnu::noinline]] void record(std::span<const operation> round) { trace->insert(trace->end(), round.begin(), round.end()); }
+
+  [[gnu::noinline]] void first_time(detail::program::round& x, std::span<const arrival> got, const leaf* l, bool last,
+                                    std::uint8_t mode) {
+    if (x.merge_count && !l) throw argument_error("heddle::execute: the schedule reduces, but no reduction was given");
+    program_.set_in(x, got, l && l->scaled(), last, mode);
+  }
+
+  [[gnu::always_inline]] bool merge(const detail::program::round& x, std::span<const arrival> got, std::byte* buffer, const leaf* l, double factor) {
     detail::program& p = program_;
     bool left_range = false;
     const detail::program::merge* m = p.merges.data() + x.merges;
     for (const auto* const end = m + x.merge_count; m != end; ++m) {
       operand* const o = p.operands.data() + m->operands;
-      const std::uint32_t* const from = p.arrivals.data() + m->operands;
-      for (std::uint32_t k = 0; k < m->inputs; ++k) {
-        if (from[k] != p.own) o[k].data = got[from[k]].data;
+      if (m->inputs == 2) {
+        o[1 - m->mine].data = got[m->arrival].data;
+      } else {
+        const std::uint32_t* const from = p.arrivals.data() + m->operands;
+        for (std::uint32_t k = 0; k < m->inputs; ++k) {
+          if (from[k] != p.own) o[k].data = got[from[k]].data;
+        }
       }
       std::byte* const to = m->staged == p.in_place ? buffer + m->offset : scratch_.data() + m->staged;
       left_range |= l->reduce(l->context, o, static_cast<int>(m->inputs), to, m->count, m->exponent, factor);
@@ -338,7 +355,7 @@ class executor {
     return left_range;
   }
 
-  void unstage(const detail::program::round& x, std::byte* buffer) {
+  [[gnu::noinline]] void unstage(const detail::program::round& x, std::byte* buffer) {
     for (std::uint32_t i = x.merges; i < x.merges + x.merge_count; ++i) {
       const detail::program::merge& m = program_.merges[i];
       if (m.staged == program_.in_place) continue;

@@ -110,7 +110,7 @@ void broadcast(Comm& comm, std::span<Element> data, int root = 0) {
   }
   detail::check_buffer("broadcast", data.data(), data.size());
   const schedule s = detail::binomial_broadcast(comm.rank(), comm.size(), root, data.size());
-  const header h{operation_kind::broadcast, dtype_of<Element>, 0, 0, comm.next_sequence(), 1, data.size()};
+  const header h{operation_kind::broadcast, dtype_of<Element>, static_cast<std::uint8_t>(root), 0, comm.next_sequence(), 1, data.size()};
   executor x;
   x.run(comm, s, 0, s.rounds(), h, reinterpret_cast<std::byte*>(data.data()), sizeof(Element), nullptr);
 }

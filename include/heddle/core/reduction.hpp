@@ -185,41 +185,52 @@ bool reduce_loop(const void* context, const operand* in, int inputs, void* out, 
 /// @cond
 using word_x8 = std::uint32_t __attribute__((vector_size(32)));
 using int_x8 = int __attribute__((vector_size(32)));
+using long_x4 = long long __attribute__((vector_size(32)));
 /// @endcond
 
-// o[i] = x[i] fx + y[i] fy for powers of two fx, fy: the hop of a ring. True if a finite sum left float16's range.
-__attribute__((target("avx2,f16c"))) inline bool add_halves_avx2(const float16* x, float fx, const float16* y, float fy,
-                                                                 float16* o, std::size_t n) noexcept {
-  // Twice the bits of a float have no sign. Shifted so that 65520 becomes the least int, those that turn infinite are
-  // the ints below `finite`, which infinities and NaNs are not.
-  constexpr std::uint32_t first = 0x477ff000u << 1, past = 0x7f800000u << 1;
-  word_x8 shift{};
-  shift += 0x80000000u - first;
-  int_x8 finite{}, left{};
-  finite += static_cast<int>(0x80000000u + (past - first));
-  std::size_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    for (std::size_t j = i; j < i + 16; j += 8) {
-      short_x8 hx, hy;
-      std::memcpy(&hx, x + j, sizeof hx);
-      std::memcpy(&hy, y + j, sizeof hy);
-      const float_x8 v = __builtin_ia32_vcvtph2ps256(hx) * fx + __builtin_ia32_vcvtph2ps256(hy) * fy;
-      const short_x8 h = __builtin_ia32_vcvtps2ph256(v, 0);
-      std::memcpy(static_cast<void*>(o + j), &h, sizeof h);
-      word_x8 bits;
-      std::memcpy(&bits, &v, sizeof bits);
-      left |= (int_x8)(bits + bits + shift) < finite;
-    }
-  }
-  std::uint64_t word[4];
-  std::memcpy(word, &left, sizeof word);
-  bool any = (word[0] | word[1] | word[2] | word[3]) != 0;
-  for (; i < n; ++i) {
+// o[i] = x[i] fx + y[i] fy; true if `any` or if a finite sum left float16's range.
+[[gnu::noinline]] inline bool add_halves(const float16* x, float fx, const float16* y, float fy, float16* o,
+                                         std::size_t n, bool any) noexcept {
+  for (std::size_t i = 0; i < n; ++i) {
     const float v = static_cast<float>(x[i]) * fx + static_cast<float>(y[i]) * fy;
     o[i] = float16(v);
     any |= (o[i].bits & 0x7c00u) == 0x7c00u && std::isfinite(v);
   }
   return any;
+}
+
+// Eight of them, in vector form; returns a mask of those that left the range.
+__attribute__((target("avx2,f16c"), always_inline)) inline int_x8 add_halves_x8(const float16* x, float fx,
+                                                                                const float16* y, float fy, float16* o) {
+  short_x8 hx, hy;
+  std::memcpy(&hx, x, sizeof hx);
+  std::memcpy(&hy, y, sizeof hy);
+  const float_x8 v = __builtin_ia32_vcvtph2ps256(hx) * fx + __builtin_ia32_vcvtph2ps256(hy) * fy;
+  const short_x8 h = __builtin_ia32_vcvtps2ph256(v, 0);
+  std::memcpy(static_cast<void*>(o), &h, sizeof h);
+  // Twice the bits of a float have no sign. Shifted so that 65520 becomes the least int, those that turn infinite are
+  // the ints below `finite`, which infinities and NaNs are not.
+  constexpr std::uint32_t first = 0x477ff000u << 1, past = 0x7f800000u << 1;
+  word_x8 bits, shift{};
+  int_x8 finite{};
+  std::memcpy(&bits, &v, sizeof bits);
+  shift += 0x80000000u - first;
+  finite += static_cast<int>(0x80000000u + (past - first));
+  return (int_x8)(bits + bits + shift) < finite;
+}
+
+// The hop of a ring, for powers of two fx and fy, so that products are exact.
+__attribute__((target("avx2,f16c"))) inline bool add_halves_avx2(const float16* x, float fx, const float16* y, float fy,
+                                                                 float16* o, std::size_t n) noexcept {
+  int_x8 left{};
+  std::size_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    left |= add_halves_x8(x + i, fx, y + i, fy, o + i);
+    left |= add_halves_x8(x + i + 8, fx, y + i + 8, fy, o + i + 8);
+  }
+  const bool any = __builtin_ia32_ptestz256((long_x4)left, (long_x4)left) == 0;
+  if (i == n) return any;
+  return add_halves(x + i, fx, y + i, fy, o + i, n - i, any);
 }
 
 template <class Half, class Op>
@@ -236,9 +247,10 @@ __attribute__((target("avx2,f16c"))) bool reduce_loop_avx2(const void* context, 
   if constexpr (reduces_halves<Element, Op>) {
     if constexpr (std::is_same_v<Element, float16> && (std::is_same_v<Op, sum> || std::is_same_v<Op, mean>)) {
       if (inputs == 2 && std::bit_cast<std::uint64_t>(factor) << 12 == 0) {  // a power of two
-        const float f = static_cast<float>(factor);
-        return add_halves_avx2(static_cast<const float16*>(in[0].data), pow2(in[0].exponent - exponent) * f,
-                               static_cast<const float16*>(in[1].data), pow2(in[1].exponent - exponent) * f, o, count);
+        const auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(factor));
+        const auto times = [bits](int e) { return std::bit_cast<float>(bits + (static_cast<std::uint32_t>(e) << 23)); };
+        return add_halves_avx2(static_cast<const float16*>(in[0].data), times(in[0].exponent - exponent),
+                               static_cast<const float16*>(in[1].data), times(in[1].exponent - exponent), o, count);
       }
     }
     return reduce_halves_avx2<Element, Op>(in, inputs, o, count, exponent, factor);
