@@ -52,15 +52,17 @@ std::string label(std::size_t n) { return n == std::size_t{1} << 20 ? "1M" : std
 #define WITH_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx2,f16c")))
 
 WITH_AVX2 void encode_avx2(const float* g, hd::float16* w, std::size_t n) {
+  const std::size_t whole = n / 8 * 8;
   std::size_t i = 0;
-  for (; i + 8 <= n; i += 8) {
+  for (; i < whole; i += 8) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(w + i), _mm256_cvtps_ph(_mm256_loadu_ps(g + i), 0));
   }
   for (; i < n; ++i) w[i] = hd::float16(g[i]);
 }
 WITH_AVX512 void encode_avx512(const float* g, hd::float16* w, std::size_t n) {
+  const std::size_t whole = n / 16 * 16;
   std::size_t i = 0;
-  for (; i + 16 <= n; i += 16) {
+  for (; i < whole; i += 16) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(w + i), _mm512_maskz_cvtps_ph(0xffff, _mm512_loadu_ps(g + i), 0));
   }
   for (; i < n; ++i) w[i] = hd::float16(g[i]);
@@ -69,21 +71,24 @@ WITH_AVX2 __m256 load_halves(const hd::float16* w) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(w)));
 }
 WITH_AVX2 void decode_avx2(const hd::float16* w, float* g, std::size_t n) {
+  const std::size_t whole = n / 8 * 8;
   std::size_t i = 0;
-  for (; i + 8 <= n; i += 8) _mm256_storeu_ps(g + i, load_halves(w + i));
+  for (; i < whole; i += 8) _mm256_storeu_ps(g + i, load_halves(w + i));
   for (; i < n; ++i) g[i] = static_cast<float>(w[i]);
 }
 WITH_AVX512 void decode_avx512(const hd::float16* w, float* g, std::size_t n) {
+  const std::size_t whole = n / 16 * 16;
   std::size_t i = 0;
-  for (; i + 16 <= n; i += 16) {
+  for (; i < whole; i += 16) {
     _mm512_storeu_ps(g + i, _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + i))));
   }
   for (; i < n; ++i) g[i] = static_cast<float>(w[i]);
 }
 WITH_AVX2 void descend_avx2(float* p, const float* g, float lr, std::size_t n) {
   const __m256 l = _mm256_set1_ps(lr);
+  const std::size_t whole = n / 8 * 8;
   std::size_t i = 0;
-  for (; i + 8 <= n; i += 8) {
+  for (; i < whole; i += 8) {
     _mm256_storeu_ps(p + i, _mm256_sub_ps(_mm256_loadu_ps(p + i), _mm256_mul_ps(l, _mm256_loadu_ps(g + i))));
   }
   for (; i < n; ++i) p[i] -= lr * g[i];
@@ -93,8 +98,9 @@ WITH_AVX2 bool hop_avx2(hd::float16* mine, float fm, const hd::float16* theirs, 
   const __m256 vm = _mm256_set1_ps(fm), vt = _mm256_set1_ps(ft);
   const __m128i exponent = _mm_set1_epi16(0x7c00);
   __m128i bad = _mm_setzero_si128();
+  const std::size_t whole = n / 8 * 8;
   std::size_t i = 0;
-  for (; i + 8 <= n; i += 8) {
+  for (; i < whole; i += 8) {
     const __m256 sum = _mm256_add_ps(_mm256_mul_ps(load_halves(mine + i), vm), _mm256_mul_ps(load_halves(theirs + i), vt));
     const __m128i h = _mm256_cvtps_ph(sum, 0);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(mine + i), h);

@@ -50,9 +50,15 @@ has_header benchmark/benchmark.h || install libbenchmark-dev "the benchmarks"
 while read -r package header; do
   [ -z "$package" ] || has_header "$header" || install "$package" "benchmark $name"
 done < <(field "$name" needs)
+# The same for what it can do without: lines "// wants: <Debian package> <header>".
+while read -r package header; do
+  [ -z "$package" ] || has_header "$header" || (install "$package" "benchmark $name") || echo "going on without $package"
+done < <(field "$name" wants)
 
 step "configuring" cmake --preset release -DHEDDLE_BUILD_TESTS=OFF -B build/bench
 step "building $name" cmake --build build/bench -j "$jobs" --target "bench_$name"
 mkdir -p bench/results
-exec "build/bench/bench/$name" --benchmark_repetitions=7 --benchmark_enable_random_interleaving=true \
+"build/bench/bench/$name" --benchmark_repetitions=7 --benchmark_enable_random_interleaving=true \
   --benchmark_report_aggregates_only=true --benchmark_out="bench/results/$name.json" --benchmark_out_format=json "$@"
+# What a benchmark adds that Google Benchmark can't measure.
+[ ! -e "bench/$name.sh" ] || bash "bench/$name.sh" "build/bench/bench/$name" "bench/results/$name.json"

@@ -134,12 +134,12 @@ void flip(const std::string& path, std::streamoff at) {
 }  // namespace
 
 TEST_CASE("a damaged, missing or foreign checkpoint is refused on every rank and changes nothing") {
-  CHECK_NOTHROW(refused("can't open", [](const std::string& d) { std::remove((d + "/step-1.rank-1").c_str()); }));
-  CHECK_NOTHROW(refused("checksum", [](const std::string& d) { flip(d + "/step-1.rank-1", 2000); }));
-  CHECK_NOTHROW(refused("version", [](const std::string& d) { flip(d + "/step-1.rank-1", 6); }));
-  CHECK_NOTHROW(refused("not a Heddle checkpoint", [](const std::string& d) { flip(d + "/step-1.rank-1", 0); }));
+  CHECK_NOTHROW(refused("can't open", [](const std::string& d) { std::remove((d + "/checkpoint-1.rank-1").c_str()); }));
+  CHECK_NOTHROW(refused("checksum", [](const std::string& d) { flip(d + "/checkpoint-1.rank-1", 2000); }));
+  CHECK_NOTHROW(refused("version", [](const std::string& d) { flip(d + "/checkpoint-1.rank-1", 6); }));
+  CHECK_NOTHROW(refused("not a Heddle checkpoint", [](const std::string& d) { flip(d + "/checkpoint-1.rank-1", 0); }));
   CHECK_NOTHROW(refused("header says", [](const std::string& d) {
-    REQUIRE(::truncate((d + "/step-1.rank-1").c_str(), 1000) == 0);
+    REQUIRE(::truncate((d + "/checkpoint-1.rank-1").c_str(), 1000) == 0);
   }));
   CHECK_NOTHROW(refused("can't open", [](const std::string& d) { std::remove((d + "/manifest").c_str()); }));
 }
@@ -156,4 +156,121 @@ TEST_CASE("another model's checkpoint is refused by name, and a directory that c
     CHECK_THROWS_WITH(other.load(dir.path()), Catch::Matchers::Contains("this model's is \"head\""));
     CHECK_THROWS_AS(dp.save("/proc/heddle"), hd::file_error);
   });
+}
+
+namespace {
+const hd::threads::options two{.ranks = 2, .deadline = std::chrono::seconds(5)};
+
+template <class Trainer>
+std::string refusal(Trainer& dp, const std::string& dir) {
+  try {
+    dp.load(dir);
+  } catch (const hd::file_error& e) {
+    return e.what();
+  }
+  return "loaded";
+}
+}  // namespace
+
+TEST_CASE("a checkpoint of another kind of strategy is refused, and changes nothing") {
+  scratch_directory dir;
+  hd::threads::run(two, [&](auto& comm) {
+    quadratic m;
+    {
+      hd::data_parallel dp{hd::strategy{.compressor = hd::dgc{.dense_below = 0}}, comm, m.tensors(), hd::sgd{.momentum = 0.9f}};
+      train_step(dp, m, 0, 1, 0.1f);
+      dp.save(dir.path());
+    }
+    const auto before = m.w;
+    const auto check = [&](auto plan, auto rule) {
+      hd::data_parallel dp{plan, comm, m.tensors(), rule};
+      const std::string why = refusal(dp, dir.path());
+      if (why.find("was written under") == std::string::npos || m.w != before) throw std::runtime_error(why);
+    };
+    check(hd::strategy{}, hd::adamw{});                             // as many floats, other meaning
+    check(hd::strategy{.mode = hd::local_sgd{}}, hd::sgd{});        // likewise
+    check(hd::strategy{.compressor = hd::clip{} | hd::dgc{}}, hd::sgd{});
+    check(hd::strategy{}, hd::sgd{});
+  });
+}
+
+TEST_CASE("ranks that took different numbers of local steps save one checkpoint") {
+  scratch_directory dir;
+  hd::threads::run(two, [&](auto& comm) {
+    quadratic m;
+    const auto plan = hd::strategy{.mode = hd::local_sgd{.period = 100}};
+    hd::data_parallel dp{plan, comm, m.tensors(), hd::adamw{}};
+    for (std::size_t s = 0; s < (comm.rank() ? 3u : 5u); ++s) train_step(dp, m, s, 1, 0.01f);
+    dp.join();
+    dp.save(dir.path());
+    const auto saved = m.w;
+    train_step(dp, m, 9, 1, 0.01f);
+    dp.load(dir.path());
+    if (m.w != saved) throw std::runtime_error("not what was saved");
+    dp.save(dir.path());  // nothing has changed: a new generation all the same
+    dp.load(dir.path());
+    if (m.w != saved) throw std::runtime_error("not what was saved twice");
+  });
+  CHECK(std::ifstream(dir.path() + "/checkpoint-2.rank-0").good());
+  CHECK_FALSE(std::ifstream(dir.path() + "/checkpoint-1.rank-0").good());
+  CHECK_FALSE(std::ifstream(dir.path() + "/checkpoint-1.rank-1").good());
+}
+
+TEST_CASE("a save that fails leaves the older checkpoint, whatever was loaded from it") {
+  scratch_directory dir;
+  const auto plan = hd::strategy{.compressor = hd::dgc{.sparsity = 0.9, .dense_below = 0}};
+  std::vector<float> saved;
+  hd::threads::run(4, [&](auto& comm) {
+    quadratic m;
+    hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{.momentum = 0.9f}};
+    train_step(dp, m, static_cast<std::size_t>(comm.rank()), 1, 0.1f);
+    dp.save(dir.path());
+    if (comm.rank() == 0) saved = m.w;
+  });
+  std::system(("mkdir " + dir.path() + "/checkpoint-2.rank-1.tmp").c_str());  // so that rank 1 can't write
+  hd::threads::run(two, [&](auto& comm) {
+    quadratic m;
+    hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{.momentum = 0.9f}};
+    dp.load(dir.path());
+    bool failed = false;
+    try {
+      dp.save(dir.path());
+    } catch (const hd::file_error&) {
+      failed = true;
+    }
+    if (!failed) throw std::runtime_error("rank " + std::to_string(comm.rank()) + " saved");
+  });
+  CHECK_FALSE(std::ifstream(dir.path() + "/checkpoint-2.rank-0").good());
+  hd::threads::run(4, [&](auto& comm) {
+    quadratic m;
+    hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{.momentum = 0.9f}};
+    dp.load(dir.path());
+    if (m.w != saved) throw std::runtime_error("the older checkpoint was harmed");
+  });
+}
+
+TEST_CASE("replicas that drifted meet when they are loaded on another number of ranks") {
+  for (const int ranks : {1, 2, 6}) {
+    scratch_directory dir;
+    std::vector<double> sum(quadratic::count, 0.0);
+    std::mutex lock;
+    const auto plan = hd::strategy{.mode = hd::local_sgd{.period = 100}};
+    hd::threads::run(4, [&](auto& comm) {
+      quadratic m;
+      hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{}};
+      const std::size_t n = 1 + static_cast<std::size_t>(comm.rank());
+      train_step(dp, m, n * 10, n, 0.5f);
+      dp.save(dir.path());
+      std::lock_guard guard(lock);
+      for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += m.w[i] * static_cast<double>(n) / 10.0;
+    });
+    hd::threads::run(ranks, [&](auto& comm) {
+      quadratic m;
+      hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{}};
+      dp.load(dir.path());
+      if (distance(m.w, sum) > 1e-6) throw std::runtime_error("off by " + std::to_string(distance(m.w, sum)));
+      dp.synchronize();
+      if (distance(m.w, sum) > 1e-6) throw std::runtime_error("moved");
+    });
+  }
 }

@@ -104,3 +104,60 @@ TEST_CASE("synchronize makes replicas meet now, and a bad local gradient costs i
     CHECK(dp.report().meetings == 1);
   });
 }
+
+TEST_CASE("without samples a local step does nothing, whatever the gradient holds") {
+  hd::threads::run(2, [](auto& comm) {
+    quadratic m;
+    hd::data_parallel dp{hd::strategy{.mode = hd::local_sgd{.period = 2}}, comm, m.tensors(), hd::adamw{}};
+    for (std::size_t s = 0; s < 4; ++s) {
+      dp.begin({.samples = 0});
+      std::fill(m.g.begin(), m.g.end(), s % 2 ? 100.0f : NAN);
+      for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) dp.ready(i);
+      const auto r = dp.step({.lr = 0.1f});
+      CHECK_FALSE((r.skipped || r.met || r.reverted));
+    }
+    dp.join();
+    for (const float x : m.w) {
+      if (x != 0.5f) throw std::runtime_error("moved");
+    }
+    const auto rep = dp.report();
+    CHECK((rep.steps == 0 && rep.meetings == 0 && rep.skipped == 0 && rep.reverted == 0));
+  });
+}
+
+TEST_CASE("a period whose average is not finite is taken back by every rank, and said so") {
+  hd::threads::run(2, [](auto& comm) {
+    quadratic m;
+    hd::data_parallel dp{hd::strategy{.compressor = hd::cast<hd::float16>{}, .mode = hd::local_sgd{.period = 1}}, comm, m.tensors(), hd::sgd{}};
+    std::fill(m.g.begin(), m.g.end(), comm.rank() ? 1.0f : 1e6f);  // a difference that float16 can't hold
+    for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) dp.ready(i);
+    const auto r = dp.step({.lr = 1.0f});
+    CHECK((r.reverted && !r.met && !r.skipped));
+    CHECK(dp.report().reverted == 1);
+    for (const float x : m.w) {
+      if (x != 0.5f) throw std::runtime_error("not taken back");
+    }
+  });
+}
+
+TEST_CASE("compressors with a schedule stay together when ranks took different numbers of local steps") {
+  hd::threads::run({.ranks = 3, .deadline = std::chrono::seconds(5)}, [](auto& comm) {
+    quadratic m;
+    const auto plan = hd::strategy{.compressor = hd::dgc{.sparsity = 0.9, .begin_step = 2, .warmup_steps = 4, .dense_below = 10},
+                                   .mode = hd::local_sgd{.period = 2}};
+    hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{}};
+    for (std::size_t s = 0; s < 7 + 2 * static_cast<std::size_t>(comm.rank()); ++s) {
+      dp.begin({.samples = 1});
+      quadratic::gradient(m.w.data(), m.g.data(), spread(s, comm.rank()), 1);
+      if (s == 3 && comm.rank() == 1) m.g[0] = INFINITY;
+      for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) dp.ready(i);
+      dp.step({.lr = 0.05f});
+    }
+    dp.join();
+    std::vector<float> all(m.w.size() * 3);
+    hd::all_gather(comm, hd::ring{}, std::span<const float>(m.w), std::span<float>(all));
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      if (all[i] != all[i % m.w.size()]) throw std::runtime_error("replicas differ");
+    }
+  });
+}

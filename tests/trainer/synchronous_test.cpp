@@ -143,6 +143,21 @@ TEST_CASE("uneven numbers of batches, weighted by samples, equal the single proc
   }
 }
 
+TEST_CASE("the last rank with data is not clipped by a 16-bit wire") {
+  // Eight ranks, one with samples: its gradient of 20000 is the mean, though its weight is 8.
+  hd::threads::run(8, [](auto& comm) {
+    quadratic m;
+    hd::data_parallel dp{hd::strategy{.topology = hd::direct{}, .compressor = hd::cast<hd::float16>{}}, comm, m.tensors(), hd::sgd{}};
+    dp.begin({.samples = comm.rank() == 5 ? 3.0 : 0.0});
+    std::fill(m.g.begin(), m.g.end(), 20000.0f);
+    for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) dp.ready(i);
+    if (dp.step({.lr = 1e-5f}).skipped) throw std::runtime_error("skipped");
+    for (const float x : m.w) {
+      if (std::fabs(x - 0.3f) > 1e-4f) throw std::runtime_error("wrong: " + std::to_string(x));
+    }
+  });
+}
+
 TEST_CASE("groups scale learning rate and decay") {
   hd::threads::run(2, [](auto& comm) {
     quadratic m;

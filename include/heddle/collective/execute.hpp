@@ -19,6 +19,9 @@ namespace detail {
 // 2^ceil(log2(number)). Which earlier operation gave an interval its number is known beforehand, the number itself
 // comes with the messages: each operation that gives one has a place in `numbers`. Messages bring the same numbers in
 // every run; what follows from them is worked out in the first one and kept while they do.
+//
+// A template, as the executor is, so that a file that only includes this doesn't pay for what it needs of the vectors.
+template <class Operation>
 struct program {
   static constexpr std::uint32_t own = ~std::uint32_t{0};
   static constexpr std::size_t in_place = ~std::size_t{0};
@@ -183,11 +186,11 @@ struct program {
     return id;
   }
 
-  void add(int rank, std::span<const operation> operations) {
-    std::vector<const operation*> receives;
+  void add(int rank, std::span<const Operation> operations) {
+    std::vector<const Operation*> receives;
     program::round x{static_cast<std::uint32_t>(out.size()), 0, static_cast<std::uint32_t>(in.size()), 0,
                      static_cast<std::uint32_t>(merges.size()), 0, static_cast<std::uint32_t>(overwrites.size()), 0};
-    for (const operation& o : operations) {
+    for (const Operation& o : operations) {
       const std::size_t n = o.range.count * element_bytes, offset = o.range.begin * element_bytes;
       const int peer = static_cast<int>(o.peer);
       if (o.act == action::send) {
@@ -203,7 +206,7 @@ struct program {
     std::size_t scratch_used = 0;
     std::vector<unsigned char> done(receives.size());
     for (std::uint32_t i = 0; i < receives.size(); ++i) {
-      const operation& o = *receives[i];
+      const Operation& o = *receives[i];
       if (o.act == action::copy) overwrites.push_back({i, give_number(o.range)});
       if (done[i] || o.act == action::copy) continue;
       merge m{o.range.begin * element_bytes, o.range.count, in_place, static_cast<std::uint32_t>(operands.size()), 0, 0, i, 0,
@@ -217,7 +220,7 @@ struct program {
         placed = true;
       };
       for (std::uint32_t j = i; j < receives.size(); ++j) {
-        const operation& p = *receives[j];
+        const Operation& p = *receives[j];
         if (p.act != action::reduce || !(p.range == o.range)) continue;
         done[j] = 1;
         if (!placed && static_cast<int>(p.peer) > rank) place();
@@ -226,7 +229,7 @@ struct program {
       }
       if (!placed) place();
       m.inputs = static_cast<std::uint32_t>(operands.size()) - m.operands;
-      for (const operation& p : operations) {
+      for (const Operation& p : operations) {
         if (p.act != action::send || !p.range.overlaps(o.range)) continue;
         m.staged = scratch_used;
         x.staged = true;
@@ -255,10 +258,14 @@ struct program {
 /// Not a template over topologies: the schedule is data, the inner loop is a `leaf`. What it does round by round is
 /// exactly the schedule. A reduction whose result overlaps what its round sends goes through scratch memory, every
 /// other one is done in place from the peer's buffer.
-class executor {
+/// @tparam Operation heddle::operation; use the name `executor`.
+template <class Operation>
+class basic_executor {
+  using program = detail::program<Operation>;
+
  public:
   /// Optional record of what was executed: operation by operation, for proofs.
-  std::vector<operation>* trace = nullptr;
+  std::vector<Operation>* trace = nullptr;
 
   /// @brief Prepares for `s`; runs of it need not do so again.
   /// @param rank This rank. @param s Its schedule. @param bytes Bytes of one element.
@@ -289,14 +296,14 @@ class executor {
   template <communicator Comm>
   bool run_prepared(Comm& comm, const schedule& s, std::size_t from, std::size_t to, header h, std::byte* buffer,
                     const leaf* l, double factor = 1.0, std::size_t final = 0) {
-    detail::program& p = program_;
+    program& p = program_;
     if (buffer != p.bound) p.bind(buffer);
     const bool scaled = l && l->scaled();  // float16 sums carry a power of two
     bool left_range = false;
     const auto mode = static_cast<std::uint8_t>(1 + scaled + (final ? 2 : 0) + (l ? 4 : 0));
-    detail::program::round* round = p.rounds.data() + from;
+    typename program::round* round = p.rounds.data() + from;
     for (std::size_t r = from; r < to; ++r, ++round) {
-      detail::program::round& x = *round;
+      typename program::round& x = *round;
       if (trace) record(s.round(r));
       if (x.idle) continue;
       if (x.known != mode) p.set_out(x, scaled);
@@ -315,7 +322,7 @@ class executor {
   /// round, or after the reduce-scatter half where it is prepared for that.
   bool finish(interval b, std::byte* buffer, const leaf& l, double factor) {
     if (!b.count) return false;
-    detail::program& p = program_;
+    program& p = program_;
     std::byte* const at = buffer + b.begin * l.bytes;
     operand x{at, 0};
     if (l.scaled()) {
@@ -327,18 +334,18 @@ class executor {
   }
 
  private:
-  [[gnu::noinline]] void record(std::span<const operation> round) { trace->insert(trace->end(), round.begin(), round.end()); }
+  [[gnu::noinline]] void record(std::span<const Operation> round) { trace->insert(trace->end(), round.begin(), round.end()); }
 
-  [[gnu::noinline]] void first_time(detail::program::round& x, std::span<const arrival> got, const leaf* l, bool last,
+  [[gnu::noinline]] void first_time(typename program::round& x, std::span<const arrival> got, const leaf* l, bool last,
                                     std::uint8_t mode) {
     if (x.merge_count && !l) throw argument_error("heddle::execute: the schedule reduces, but no reduction was given");
     program_.set_in(x, got, l && l->scaled(), last, mode);
   }
 
-  [[gnu::always_inline]] bool merge(const detail::program::round& x, std::span<const arrival> got, std::byte* buffer, const leaf* l, double factor) {
-    detail::program& p = program_;
+  [[gnu::always_inline]] bool merge(const typename program::round& x, std::span<const arrival> got, std::byte* buffer, const leaf* l, double factor) {
+    program& p = program_;
     bool left_range = false;
-    const detail::program::merge* m = p.merges.data() + x.merges;
+    const typename program::merge* m = p.merges.data() + x.merges;
     for (const auto* const end = m + x.merge_count; m != end; ++m) {
       operand* const o = p.operands.data() + m->operands;
       if (m->inputs == 2) {
@@ -355,17 +362,20 @@ class executor {
     return left_range;
   }
 
-  [[gnu::noinline]] void unstage(const detail::program::round& x, std::byte* buffer) {
+  [[gnu::noinline]] void unstage(const typename program::round& x, std::byte* buffer) {
     for (std::uint32_t i = x.merges; i < x.merges + x.merge_count; ++i) {
-      const detail::program::merge& m = program_.merges[i];
+      const typename program::merge& m = program_.merges[i];
       if (m.staged == program_.in_place) continue;
       std::memcpy(buffer + m.offset, scratch_.data() + m.staged, m.count * program_.element_bytes);
     }
   }
 
   std::vector<std::byte> scratch_;
-  detail::program program_;
+  program program_;
 };
+
+/// @brief The executor of schedules.
+using executor = basic_executor<operation>;
 
 }  // namespace v0
 }  // namespace heddle

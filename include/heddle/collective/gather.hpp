@@ -23,10 +23,16 @@ inline std::vector<interval> consecutive(std::span<const std::size_t> counts) {
 inline std::size_t total(std::span<const interval> blocks) { return blocks.empty() ? 0 : blocks.back().end(); }
 
 inline void check_counts(const char* what, std::span<const interval> blocks, int size, std::size_t elements) {
-  if (blocks.size() != static_cast<std::size_t>(size) || total(blocks) != elements) {
-    throw argument_error(std::string("heddle::") + what + ": " + std::to_string(blocks.size()) + " counts that sum to " +
-                         std::to_string(total(blocks)) + " for " + std::to_string(size) + " ranks and " +
-                         std::to_string(elements) + " elements");
+  std::size_t left = elements;  // subtracting, since a sum could wrap
+  bool good = blocks.size() == static_cast<std::size_t>(size);
+  for (const interval b : blocks) {
+    good = good && b.count <= left;
+    if (good) left -= b.count;
+  }
+  if (!good || left != 0) {
+    throw argument_error(std::string("heddle::") + what + ": " + std::to_string(blocks.size()) + " counts for " +
+                         std::to_string(size) + " ranks, which must sum to the " + std::to_string(elements) +
+                         " elements of the buffer, do not");
   }
 }
 

@@ -74,6 +74,56 @@ struct hierarchical {
     return s;
   }
 
+  /// @brief Schedule of an all-gather: rank r begins with block r.
+  ///
+  /// First across groups, each column its own ranks' blocks, then inside. In ragged groups, ranks without a counterpart in
+  /// the smallest group first hand their block to a column of their group.
+  constexpr schedule all_gather(int rank, int size, std::span<const interval> blocks) const
+    requires(has_all_gather_schedule<Intra> && has_all_gather_schedule<Inter>)
+  {
+    detail::check_blocks("hierarchical", rank, size, blocks);
+    if (group < 0) throw argument_error("heddle::hierarchical: group is " + std::to_string(group) + ", allowed is 0 or more");
+    const int g = group == 0 ? detail::middle_divisor(size) : group < size ? group : size;
+    const int groups = (size + g - 1) / g, columns = size - (groups - 1) * g;
+    const int mine = rank / g, base = mine * g, local = rank - base, members = mine == groups - 1 ? columns : g;
+    const int passes = (g + columns - 1) / columns;  // how many ranks of a group share a column
+    const auto block = [&](int k, int l) {           // of local rank l in group k, nothing if there is none
+      const int r = k * g + l;
+      return l < g && r < size ? blocks[static_cast<std::size_t>(r)] : interval{0, 0};
+    };
+    schedule s;
+    for (int pass = 1; pass < passes; ++pass) {
+      const int giver = local % columns + pass * columns;
+      if (local < columns && giver < members) s.add(action::copy, base + giver, block(mine, giver));
+    }
+    if (local >= columns) s.add(action::send, base + local % columns, block(mine, local));
+    s.next();
+
+    std::vector<schedule> parts;
+    std::vector<interval> layout;
+    for (int pass = 0; pass < passes; ++pass) {
+      layout.clear();
+      for (int k = 0; k < groups; ++k) layout.push_back(block(k, local + pass * columns));
+      parts.push_back(inter.all_gather(mine, groups, layout));
+    }
+    s.append_merged(parts, local < columns, [&](int peer) { return peer * g + local; });
+
+    parts.clear();
+    for (int k = 0; k < groups; ++k) {
+      for (int pass = 0; pass < passes; ++pass) {
+        layout.assign(static_cast<std::size_t>(members), interval{0, 0});
+        for (int c = 0; c < columns; ++c) layout[static_cast<std::size_t>(c)] = block(k, c + pass * columns);
+        parts.push_back(intra.all_gather(local, members, layout));
+      }
+    }
+    const std::size_t before = s.rounds();  // groups of unequal size need unequal rounds: pad to the larger
+    s.append_merged(parts, true, [&](int peer) { return base + peer; });
+    for (const int n : {g, columns}) {
+      s.pad(before + intra.all_gather(0, n, std::vector<interval>(static_cast<std::size_t>(n))).rounds());
+    }
+    return s;
+  }
+
   /// For example "hierarchical(ring, ring)".
   std::string name() const { return "hierarchical(" + intra.name() + ", " + inter.name() + ")"; }
 };

@@ -199,7 +199,7 @@ struct mixed_radix {
     for (std::size_t i = 0; i < radices.size() && radices[i]; ++i) {
       if (radices[i] < 1) throw argument_error("heddle::mixed_radix: a factor below 1");
       f.push_back(radices[i]);
-      product *= radices[i];
+      product = (std::min)(product * radices[i], 1ll << 31);  // beyond any number of ranks; can't overflow
     }
     if (f.empty()) f.push_back(size), product = size;
     if (product != size) {

@@ -95,6 +95,21 @@ class schedule {
     }
   }
 
+  /// Appends schedules that run at the same time: round r of all of them is one round. Without `take_part` only as many
+  /// empty rounds. `peer` maps their ranks.
+  template <class Peer>
+  constexpr void append_merged(std::span<const schedule> parts, bool take_part, Peer&& peer) {
+    std::size_t rounds = 0;
+    for (const schedule& p : parts) rounds = p.rounds() > rounds ? p.rounds() : rounds;
+    for (std::size_t r = 0; r < rounds; ++r) {
+      for (const schedule& p : parts) {
+        if (!take_part || r >= p.rounds()) continue;
+        for (const operation& o : p.round(r)) add(o.act, peer(static_cast<int>(o.peer)), o.range);
+      }
+      next();
+    }
+  }
+
  private:
   std::vector<operation> operations_;
   std::vector<std::size_t> ends_;

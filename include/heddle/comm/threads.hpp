@@ -15,6 +15,19 @@ inline namespace v0 {
 /// @brief Ranks as threads of one process.
 namespace threads {
 
+namespace detail {
+// What an exception says.
+inline std::string text_of(const std::exception_ptr& e) {
+  try {
+    std::rethrow_exception(e);
+  } catch (const std::exception& x) {
+    return x.what();
+  } catch (...) {
+    return "an exception that is not a std::exception";
+  }
+}
+}  // namespace detail
+
 /// @brief Settings of threads::run.
 struct options {
   int ranks = 1;                                       ///< Number of ranks, at least 1.
@@ -176,14 +189,14 @@ class communicator {
           if (theirs != mine) std::memcpy(theirs, mine, m * l.bytes);
         }
       }
-    } catch (const std::exception& e) {
+    } catch (...) {
       thrown = std::current_exception();
-      s.fail(rank_, "the reduction of rank " + std::to_string(rank_) + " threw: " + e.what());
     }
-    const std::string theirs = odd >= 0 ? heddle::detail::describe(world_->natives[static_cast<std::size_t>(odd)].head, 0) : "";
+    if (thrown) s.fail(rank_, "the reduction of rank " + std::to_string(rank_) + " threw: " + detail::text_of(thrown));
+    const header theirs = odd >= 0 ? world_->natives[static_cast<std::size_t>(odd)].head : h;
     meet(h, true);
     if (thrown) std::rethrow_exception(thrown);
-    if (odd >= 0) mismatch(h, 0, odd, theirs);
+    if (odd >= 0) mismatch(h, 0, odd, heddle::detail::describe(theirs, 0));
     if (s.failed() >= 0) pass(h, detail::wait_end::failed, -1);  // perhaps in its part of this result
     return left_range;
   }
@@ -330,10 +343,8 @@ void run(const options& o, Function&& f) {
     try {
       communicator comm(w, rank);
       f(comm);
-    } catch (const std::exception& e) {
-      record("rank " + std::to_string(rank) + " threw: " + e.what());
     } catch (...) {
-      record("rank " + std::to_string(rank) + " threw an exception that is not a std::exception");
+      record("rank " + std::to_string(rank) + " threw: " + detail::text_of(std::current_exception()));
     }
   };
   {

@@ -36,11 +36,16 @@ inline double norm_of(slice<const float> g) noexcept {
 struct clip {
   float max_norm = 1.0f;  ///< Largest norm of a tensor's summed gradient; above 0.
 
-  /// The number to multiply the gradient by, `before` included.
-  float scale(slice<const float> g, float before, const encode_context& x) const {
+  /// Throws argument_error unless max_norm is above 0.
+  void check() const {
     if (!(max_norm > 0.0f)) {
       throw argument_error("heddle::clip: max_norm is " + std::to_string(max_norm) + ", allowed is above 0");
     }
+  }
+
+  /// The number to multiply the gradient by, `before` included.
+  float scale(slice<const float> g, float before, const encode_context& x) const {
+    check();
     const double limit = static_cast<double>(max_norm) * std::sqrt(static_cast<double>(x.ranks));
     const double norm = detail::norm_of(g) * std::fabs(before);
     return norm > limit ? static_cast<float>(before * (limit / norm)) : before;

@@ -61,6 +61,26 @@ template <class Compressor>
 concept has_decode_add = requires(const Compressor& c, slice<const std::byte> packet, slice<float> sum) {
   c.decode_add(packet, sum);
 };
+/// Has `sends(count, context)`: whether a tensor of that size travels as a packet in this step, the same on all ranks.
+template <class Compressor>
+concept has_sends = requires(const Compressor& c, std::size_t n, const encode_context& x) {
+  { c.sends(n, x) } -> std::convertible_to<bool>;
+};
+/// Has `measure(packets)`: bytes of the first packet in a run of packets.
+template <class Compressor>
+concept has_measure = requires(const Compressor& c, slice<const std::byte> packets) {
+  { c.measure(packets) } -> std::convertible_to<std::size_t>;
+};
+/// Has `flagged(packet)`: whether its rank's gradient was not finite.
+template <class Compressor>
+concept has_flagged = requires(const Compressor& c, slice<const std::byte> packet) {
+  { c.flagged(packet) } -> std::convertible_to<bool>;
+};
+/// Has `correct(gradient, state, context)`: makes the update of a mean gradient that travelled dense.
+template <class Compressor>
+concept has_correct = requires(const Compressor& c, slice<float> g, float* const* state, const encode_context& x) {
+  c.correct(g, state, x);
+};
 /// Has `slots`: floats of state per element.
 template <class Compressor>
 concept has_slots = requires {
@@ -91,7 +111,8 @@ concept elementwise_compressor = has_elementwise_encode<Compressor> && has_eleme
 /// travels as a packet in this step; otherwise its mean is all-reduced as float and `correct` makes the update of it.
 template <class Compressor>
 concept packet_compressor =
-    has_packet_encode<Compressor> && has_commit<Compressor> && has_decode_add<Compressor> && has_slots<Compressor>;
+    has_packet_encode<Compressor> && has_commit<Compressor> && has_decode_add<Compressor> && has_slots<Compressor> &&
+    has_sends<Compressor> && has_measure<Compressor> && has_flagged<Compressor> && has_correct<Compressor>;
 
 /// @brief Any compressor; see docs/compress.md for what each kind must provide.
 template <class Compressor>

@@ -61,13 +61,14 @@ inline void select_largest(slice<const float> v, std::size_t k, std::vector<std:
 /// momentum SGD (divided by P), so that momentum survives the switch.
 /// Wire:    8 bytes per entry plus 8 per tensor, k = ceil((1 - sparsity) n) entries, gathered from every rank.
 /// State:   8 bytes per element (U and V).
-/// Traffic: 32 bytes per element (`encode` reads g, U, V and w and writes nothing dense; `commit` repeats and stores);
-///          a fused pass would take 20.
+/// Traffic: 52 bytes per element, 4 more in each half with weight decay: `encode` reads g, U and V, writes what V would
+///          be to scratch and reads it twice to select (28); `commit` reads g, U and V and writes U and V (20), plus 4
+///          where the sum is added up. The least for two halves is 32, for one fused pass 20.
 /// Order:   ends a chain; after clip. Needs the optimizer `sgd`; not with a mode that has an outer momentum.
 /// Sync:    never.
 /// Paper:   Lin et al. 2018, arXiv 1712.01887. Differences: exact, deterministic top-k instead of a sampled threshold
 ///          (ties by index); a non-finite gradient makes every rank skip the step; decay inside the local gradient.
-/// Throws:  argument_error if sparsity is outside [0, 1) or a tensor has 2^32 elements or more.
+/// Throws:  argument_error if sparsity is outside [0, 1) or a tensor has 2^32 - 1 elements or more.
 struct dgc {
   double sparsity = 0.999;       ///< Fraction held back after warm-up, in [0, 1).
   std::size_t begin_step = 0;    ///< Steps before it are dense.
@@ -78,6 +79,13 @@ struct dgc {
 
   static constexpr int slots = 2;              ///< U and V.
   static constexpr bool owns_momentum = true;  ///< Momentum and decay are applied here, not by the optimizer.
+
+  /// Throws argument_error unless sparsity is in its range.
+  void check() const {
+    if (!(sparsity >= 0.0 && sparsity < 1.0)) {
+      throw argument_error("heddle::dgc: sparsity is " + std::to_string(sparsity) + ", allowed is 0 <= sparsity < 1");
+    }
+  }
 
   /// Sparsity in force at a step.
   double sparsity_at(std::size_t step) const noexcept {
@@ -94,9 +102,7 @@ struct dgc {
 
   /// Number of entries sent of a tensor of n elements: ceil((1 - sparsity) n), at most n.
   std::size_t entries(std::size_t n, const encode_context& x) const {
-    if (!(sparsity >= 0.0 && sparsity < 1.0)) {
-      throw argument_error("heddle::dgc: sparsity is " + std::to_string(sparsity) + ", allowed is 0 <= sparsity < 1");
-    }
+    check();
     const double kept = 1.0 - sparsity_at(x.step);
     return (std::min)(n, static_cast<std::size_t>(std::ceil(kept * static_cast<double>(n) * (1.0 - 1e-7))));
   }
@@ -111,7 +117,7 @@ struct dgc {
     }
     const std::size_t k = entries(g.count, x);
     std::vector<float> v(g.count);
-    const update rule(*this, factor, x);
+    const update rule(factor, x);
     bool finite = true;
     for (std::size_t i = 0; i < g.count; ++i) {
       const moved m = rule(g[i], x.parameter ? x.parameter[i] : 0.0f, state[0][i], state[1][i]);
@@ -133,7 +139,7 @@ struct dgc {
   /// @brief Moves U and V as `encode` computed them and zeroes what the packet holds.
   void commit(slice<const float> g, float factor, float* const* state, const encode_context& x,
               slice<const std::byte> packet) const {
-    const update rule(*this, factor, x);
+    const update rule(factor, x);
     for (std::size_t i = 0; i < g.count; ++i) {
       const moved m = rule(g[i], x.parameter ? x.parameter[i] : 0.0f, state[0][i], state[1][i]);
       state[0][i] = m.u;
@@ -149,7 +155,7 @@ struct dgc {
 
   /// @brief sum[index] += value for each entry; entries beyond the tensor are an error.
   /// @return Bytes of the packet.
-  /// Throws: comm_error-free by itself; argument_error on a damaged packet.
+  /// Throws: argument_error on a damaged packet.
   std::size_t decode_add(slice<const std::byte> packet, slice<float> sum) const {
     const view p(packet);
     for (std::size_t j = 0; j < p.count; ++j) {
@@ -162,7 +168,7 @@ struct dgc {
     return p.bytes();
   }
 
-  /// Whether the packet says that its rank's gradient is not finite; bytes() and entries() through `measure`.
+  /// Whether the packet says that its rank's gradient is not finite.
   bool flagged(slice<const std::byte> packet) const { return view(packet).flag != 0; }
   /// Bytes of the first packet in a run of packets.
   std::size_t measure(slice<const std::byte> packets) const { return view(packets).bytes(); }
@@ -191,9 +197,10 @@ struct dgc {
   struct moved {
     float u, v;
   };
-  // One element's step; used twice with the same inputs, so it must give the same bits.
+  // One element's step, used by both halves. Where a compiler fuses multiplications and additions differently in the two,
+  // what was sent and what is held may differ by a rounding.
   struct update {
-    update(const dgc&, float factor, const encode_context& x)
+    update(float factor, const encode_context& x)
         : share(factor / static_cast<float>(x.ranks)),
           decay(x.weight_decay / static_cast<float>(x.ranks)),
           momentum(x.momentum),

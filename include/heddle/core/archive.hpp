@@ -14,6 +14,9 @@
 #include <utility>
 #include <vector>
 
+#include <fcntl.h>
+#include <unistd.h>
+
 namespace heddle {
 inline namespace v0 {
 
@@ -28,7 +31,8 @@ struct close_file {
 using file = std::unique_ptr<std::FILE, close_file>;
 }  // namespace detail
 
-/// @brief Collects a checkpoint in memory, then writes it whole: to a temporary name, flushed, renamed.
+/// @brief Collects a checkpoint in memory, then writes it whole: to a temporary name, synchronised to disk,
+/// renamed.
 ///
 /// Format: "HEDDLE" and a 2-byte version, 8 bytes of length, the content, 8 bytes of FNV-1a over all before. Integers
 /// are little-endian as the machine's; a reader on a machine of other order refuses the version.
@@ -67,9 +71,9 @@ class archive_writer {
           f && std::fwrite(head, 1, sizeof head, f.get()) == sizeof head &&
           std::fwrite(&length, sizeof length, 1, f.get()) == 1 &&
           (content_.empty() || std::fwrite(content_.data(), 1, content_.size(), f.get()) == content_.size()) &&
-          std::fwrite(&sum, sizeof sum, 1, f.get()) == 1 && std::fflush(f.get()) == 0;
-      if (!good) {
-        f.reset();
+          std::fwrite(&sum, sizeof sum, 1, f.get()) == 1 && std::fflush(f.get()) == 0 && ::fsync(::fileno(f.get())) == 0;
+      // Closing can still fail where the file system writes late.
+      if ((f && std::fclose(f.release()) != 0) || !good) {
         std::remove(temporary.c_str());
         throw file_error("heddle: can't write " + temporary);
       }
@@ -77,6 +81,13 @@ class archive_writer {
     if (std::rename(temporary.c_str(), path.c_str()) != 0) {
       std::remove(temporary.c_str());
       throw file_error("heddle: can't rename " + temporary + " to " + path);
+    }
+    // The name is safe when the directory is; some file systems know no such call, which is no failure of ours.
+    const std::size_t slash = path.rfind('/');
+    const int directory = ::open(slash == std::string::npos ? "." : path.substr(0, slash + 1).c_str(), O_RDONLY);
+    if (directory >= 0) {
+      ::fsync(directory);
+      ::close(directory);
     }
   }
 
@@ -139,6 +150,10 @@ class archive_reader {
     std::string s(static_cast<std::size_t>(n), '\0');
     take(s.data(), s.size());
     return s;
+  }
+  /// Throws file_error unless everything has been read.
+  void finish() const {
+    if (at_ != content_.size() - 8) refuse("it holds more than was expected");
   }
   /// Throws file_error naming the file.
   [[noreturn]] void refuse(const std::string& why) const { throw file_error("heddle: " + path_ + ": " + why); }

@@ -11,6 +11,10 @@ inline namespace v0 {
 ///
 /// Wire:    one all-reduce of the gradients a step, overlapped with backward.
 /// State:   none.
+/// Traffic: what the compressor and the collective move.
+/// Order:   any compressor.
+/// Sync:    step() blocks until the exchange is done.
+/// Throws:  nothing.
 struct every_step {
   static constexpr average averages = average::gradients;  ///< Gradients.
   static constexpr bool outer_momentum = false;            ///< None.

@@ -18,6 +18,8 @@ inline namespace v0 {
 /// Wire:    one all-reduce of the parameters every `period` steps.
 /// State:   4 bytes per element (w).
 /// Traffic: 28 / period bytes per element and step beside the all-reduce.
+/// Order:   any compressor; momentum of `dgc` is off.
+/// Sync:    step() blocks at meetings only.
 /// Paper:   Stich 2019; post-local warm-up: Lin et al. 2020.
 /// Throws:  argument_error if period is 0.
 struct local_sgd {
@@ -27,9 +29,14 @@ struct local_sgd {
   static constexpr average averages = average::parameters;  ///< Parameters, as differences.
   static constexpr bool outer_momentum = false;             ///< None: the average is taken as it is.
 
+  /// Throws argument_error unless period is 1 or more.
+  void check() const {
+    if (period == 0) throw argument_error("heddle::local_sgd: period is 0, allowed is 1 or more");
+  }
+
   /// Whether replicas meet at the end of this step.
   bool meets(std::size_t step) const {
-    if (period == 0) throw argument_error("heddle::local_sgd: period is 0, allowed is 1 or more");
+    check();
     return step < warmup || (step - warmup) % period == period - 1;
   }
   /// "local_sgd".

@@ -17,8 +17,11 @@ inline namespace v0 {
 ///
 /// State:   8 bytes per element (m and v).
 /// Traffic: 28 bytes per element (16 read, 12 written), the least possible.
+/// Wire:    nothing.
+/// Order:   after the exchange; not with a compressor that corrects momentum.
 /// Sync:    never.
 /// Paper:   Loshchilov and Hutter 2019, algorithm 2.
+/// Throws:  argument_error from check() for a number outside its range.
 struct adamw {
   float beta1 = 0.9f;         ///< Decay of the first moment, in [0, 1).
   float beta2 = 0.999f;       ///< Decay of the second moment, in [0, 1).
@@ -26,6 +29,14 @@ struct adamw {
   float weight_decay = 0.0f;  ///< Decoupled decay, 0 or above.
 
   static constexpr int slots = 2;  ///< First and second moment.
+
+  /// Throws argument_error for a number outside its range.
+  void check() const {
+    detail::check_below_one("adamw", "beta1", beta1);
+    detail::check_below_one("adamw", "beta2", beta2);
+    detail::check_decay("adamw", weight_decay);
+    if (!(eps > 0.0f)) throw argument_error("heddle::adamw: eps is " + std::to_string(eps) + ", allowed is above 0");
+  }
 
   /// One step of n elements.
   void update(float* p, const float* g, float* const* state, std::size_t n, const update_context& x) const noexcept {

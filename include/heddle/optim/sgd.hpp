@@ -65,14 +65,23 @@ inline void sgd_loops(float* p, const float* g, float* const* state, std::size_t
 ///
 /// State:   4 bytes per element (the velocity m).
 /// Traffic: 20 bytes per element with momentum (12 read, 8 written), 12 without: the least possible.
+/// Wire:    nothing.
+/// Order:   after the exchange; under a compressor that corrects momentum it runs without its own.
 /// Sync:    never.
 /// Paper:   Sutskever et al. 2013; dampening 0.
+/// Throws:  argument_error from check() for a number outside its range.
 struct sgd {
   float momentum = 0.0f;      ///< In [0, 1).
   bool nesterov = false;      ///< Look ahead along the velocity.
   float weight_decay = 0.0f;  ///< L2 term, 0 or above.
 
   static constexpr int slots = 1;  ///< The velocity.
+
+  /// Throws argument_error for a number outside its range.
+  void check() const {
+    detail::check_below_one("sgd", "momentum", momentum);
+    detail::check_decay("sgd", weight_decay);
+  }
 
   /// One step of n elements.
   void update(float* p, const float* g, float* const* state, std::size_t n, const update_context& x) const noexcept {

@@ -4,6 +4,7 @@
 
 #include <heddle/optim/sgd.hpp>
 #include <heddle/trainer/detail/averager.hpp>
+#include <heddle/trainer/detail/checked.hpp>
 #include <heddle/trainer/detail/checkpoint.hpp>
 #include <heddle/trainer/options.hpp>
 
@@ -49,12 +50,13 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   /// @param tensors The model's tensors, the same names and sizes in the same order on all ranks. @param rule Update
   /// rule.
   /// @param missing What step() does with tensors that were not ready.
-  /// Throws: argument_error for a null pointer with a count, a type other than f32 or a repeated name; comm_error if
-  /// ranks bring different tensors.
+  /// Throws: argument_error for a null pointer with a count, a type other than f32, a repeated name, tensors that share
+  /// memory, or a number of the strategy or the rule outside its range; comm_error if ranks bring different tensors or
+  /// kinds of strategy.
   data_parallel(const Strategy& plan, Comm& comm, std::span<const tensor> tensors, Optimizer rule,
                 unused missing = unused::error)
-      : plan_(plan),
-        tensors_(checked(tensors)),
+      : plan_(checked_plan(plan, rule)),
+        tensors_(detail::checked(tensors)),
         rule_(rule),
         missing_(missing),
         groups_(tensors_.size()),
@@ -70,12 +72,12 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
       at += t.count;
       parameters_.push_back(static_cast<float*>(t.parameter));
     }
-    const std::uint64_t mine = fingerprint();
+    const std::uint64_t mine = detail::fingerprint(tensors_, signature());
     const auto all = detail::tell_all(average_->comm(), mine);
     for (std::size_t r = 0; r < all.size(); ++r) {
       if (all[r] != mine) {
         throw comm_error("data_parallel", comm.rank(), static_cast<int>(r),
-                         "the two ranks bring tensors of different names, sizes or types");
+                         "the two ranks bring tensors of different names, sizes or types, or different kinds of strategy");
       }
     }
     for (const tensor& t : tensors_)
@@ -97,7 +99,13 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   std::span<float* const> parameters() const noexcept { return parameters_; }
 
   /// @brief Sets learning rate and decay factors of tensors by their group; groups beyond the list keep factor 1.
+  /// Throws: argument_error for a factor that is negative or not finite, or if a step is open.
   void groups(std::span<const group_options> options) {
+    require_closed("groups");
+    for (const group_options& g : options) {
+      detail::check_not_negative("data_parallel::groups", "lr_scale", g.lr_scale);
+      detail::check_not_negative("data_parallel::groups", "decay_scale", g.decay_scale);
+    }
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       groups_[i] = tensors_[i].group < options.size() ? options[tensors_[i].group] : group_options{};
       decay_scales_[i] = groups_[i].decay_scale;
@@ -107,10 +115,8 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   /// @brief Opens a step; optional, the first ready() opens one with weight 1.
   /// Throws: argument_error for a negative weight, or if a step is open.
   void begin(const begin_options& o = {}) {
-    if (!(o.samples >= 0.0))
-      throw argument_error("heddle::data_parallel::begin: samples is " + std::to_string(o.samples) +
-                           ", allowed is 0 or more");
-    if (open_) throw argument_error("heddle::data_parallel::begin: a step is open already");
+    detail::check_not_negative("data_parallel::begin", "samples", o.samples);
+    require_closed("begin");
     open_ = true;
     samples_ = o.samples;
     ready_.assign(tensors_.size(), 0);
@@ -132,8 +138,10 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   }
 
   /// @brief Waits for the exchange and updates the parameters.
-  /// Throws: argument_error naming a tensor that was never ready (with unused::error); comm_error.
+  /// Throws: argument_error for a rate that is negative or not finite, or naming a tensor that was never ready (with
+  /// unused::error); comm_error.
   step_result step(const step_options& o) {
+    detail::check_not_negative("data_parallel::step", "lr", o.lr);
     if (!open_) begin();
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       if (ready_[i]) continue;
@@ -155,14 +163,16 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   }
 
   /// @brief Lets replicas meet now, if the mode lets them drift; nothing else. Collective.
+  /// Throws: argument_error if a step is open; comm_error if ranks call it after different numbers of steps.
   void synchronize() {
+    require_closed("synchronize");
     if constexpr (!averages_gradients) meet(false);
   }
 
   /// @brief Says that this rank has no more batches and answers the others until nobody has. Collective; call it once
   /// at the end of an epoch on every rank. Afterwards all replicas are equal, and training may go on.
   void join() {
-    if (open_) throw argument_error("heddle::data_parallel::join: a step is open; call step() first");
+    require_closed("join");
     if constexpr (averages_gradients) {
       for (;;) {
         announce(0.0, true);
@@ -179,7 +189,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
       }
       average_->settle(false);
     } else {
-      while (!meet(true)) {
+      while (!meet(true).everybody) {
       }
     }
   }
@@ -214,85 +224,96 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
       r.executor = "schedule: " + plan_.topology.name();
     else
       r.executor = "schedule";
+    if constexpr (averager::packets && !has_all_gather_schedule<topology_type>) r.executor += "; packets: ring";
     return r;
   }
 
   /// @brief Writes parameters and all state to a directory, which is made if it isn't there. Collective.
   ///
-  /// Each rank writes one file, then rank 0 replaces the manifest: a crash at any time leaves the older checkpoint.
-  /// Throws: file_error on every rank if any rank can't write.
+  /// Each rank writes a new file, then rank 0 replaces the manifest, then the older files go: whenever it is
+  /// interrupted, the older or the newer checkpoint is whole.
+  /// Throws: file_error on every rank if any rank can't write; the older checkpoint stays.
   void save(const std::string& directory) {
-    const int rank = average_->comm().rank();
-    detail::checkpoint files(directory);
-    std::string failure;
-    try {
-      files.write_rank(steps_, rank, detail::pack(counters(), tensors_, state_visitor()));
-    } catch (const file_error& e) {
-      failure = e.what();
+    require_closed("save");
+    auto& comm = average_->comm();
+    const detail::checkpoint files(directory);
+    // All ranks use the number that rank 0 finds, whatever they see of the directory.
+    const auto old = detail::tell_all(comm, files.published_or_none())[0];
+    const detail::generation now{old.number + 1, static_cast<std::uint32_t>(comm.size())};
+    std::string failure = attempt([&] {
+      files.write_rank(now, comm.rank(), detail::pack(now, comm.rank(), signature(), counters(), tensors_, visitor()));
+    });
+    if (any_failed(failure)) {
+      files.remove_rank(now, comm.rank());
+      report_failure(failure, "save");
     }
-    agree(failure, "save");
-    if (rank == 0) {
-      try {
-        files.publish(steps_, average_->comm().size());
-      } catch (const file_error& e) {
-        failure = e.what();
-      }
-    }
-    agree(failure, "save");
-    files.forget(steps_);
+    if (comm.rank() == 0) failure = attempt([&] { files.publish(now); });
+    if (any_failed(failure)) report_failure(failure, "save");
+    if (comm.rank() == 0) files.remove(old);
   }
 
   /// @brief Restores what save() wrote. Collective; also on another number of ranks.
   ///
-  /// On as many ranks as saved it continues bit for bit. On another number, rank r takes parameters and optimizer state
-  /// of old rank r modulo their number, and what compressors hold is divided evenly, so that its sum is conserved.
-  /// Throws: file_error on every rank if any file is missing, damaged or of another model; nothing has changed then.
+  /// On as many ranks as saved it continues bit for bit. On another number, rank r takes the optimizer state of old rank
+  /// r modulo their number; replicas that had drifted first meet, weighted by their samples; what compressors hold is
+  /// divided evenly, so that its sum is conserved.
+  /// Throws: file_error on every rank if any file is missing, damaged, or of another model or kind of strategy; nothing
+  /// has changed then.
   void load(const std::string& directory) {
+    require_closed("load");
     auto& comm = average_->comm();
-    const detail::checkpoint files(directory);
-    std::string failure;
     std::vector<detail::saved> old;
-    try {
-      const auto [step, ranks] = files.published();
-      const bool same = ranks == comm.size();
-      const int mine = comm.rank() % ranks;
-      for (int r = 0; r < ranks; ++r) {
-        if (r == mine || (!same && averager::slots > 0)) {
-          old.push_back(detail::unpack(files.rank_path(step, r), r == mine, tensors_, state_visitor()));
+    const std::string failure = attempt([&] {
+      const detail::checkpoint files(directory);
+      const detail::generation g = files.published();
+      const bool same = g.ranks == static_cast<std::uint32_t>(comm.size());
+      const int mine = comm.rank() % static_cast<int>(g.ranks);
+      for (int r = 0; r < static_cast<int>(g.ranks); ++r) {
+        if (r == mine || (!same && (averager::slots > 0 || !averages_gradients))) {
+          old.push_back(detail::unpack(files, g, r, r == mine, signature(), tensors_, visitor()));
         }
       }
-      if (!same) detail::share_out(old, comm.size(), tensors_, state_visitor());
-    } catch (const file_error& e) {
-      failure = e.what();
-    }
-    agree(failure, "load");
+      if (!same) detail::share_out(old, comm.size(), tensors_, visitor());
+    });
+    if (any_failed(failure)) report_failure(failure, "load");
     const detail::saved& mine = *std::find_if(old.begin(), old.end(), [](const detail::saved& l) { return l.own; });
     steps_ = mine.counts.steps;
     clock_ = mine.counts.clock;
     drift_samples_ = mine.counts.drift_samples;
     done_.skipped = mine.counts.skipped;
     done_.meetings = mine.counts.meetings;
-    detail::restore(mine, tensors_, state_visitor());
+    detail::restore(mine, tensors_, visitor());
   }
 
  private:
   static constexpr std::size_t slots = moves_momentum ? 0 : static_cast<std::size_t>(Optimizer::slots);
 
-  static std::vector<tensor> checked(std::span<const tensor> tensors) {
-    std::vector<std::string> names;
-    for (const tensor& t : tensors) {
-      if (t.count && (!t.parameter || !t.gradient))
-        throw argument_error("heddle::data_parallel: tensor \"" + t.name + "\" has count " + std::to_string(t.count) +
-                             " and a null pointer");
-      if (t.type != dtype::f32)
-        throw argument_error("heddle::data_parallel: tensor \"" + t.name + "\" is " + name_of(t.type) +
-                             ", allowed is f32");
-      names.push_back(t.name);
+  struct meeting {
+    bool everybody = false;  // all ranks have joined
+    bool counted = false;    // somebody had samples
+    bool taken = false;      // and the average was finite
+  };
+
+  static const Strategy& checked_plan(const Strategy& plan, const Optimizer& rule) {
+    detail::check_part(plan.topology);
+    detail::check_part(plan.compressor);
+    detail::check_part(plan.mode);
+    detail::check_part(plan.buckets);
+    detail::check_part(rule);
+    return plan;
+  }
+
+  void require_closed(const char* what) const {
+    if (open_) {
+      throw argument_error(std::string("heddle::data_parallel::") + what + ": a step is open; call step() first");
     }
-    std::sort(names.begin(), names.end());
-    const auto twice = std::adjacent_find(names.begin(), names.end());
-    if (twice != names.end()) throw argument_error("heddle::data_parallel: two tensors are named \"" + *twice + "\"");
-    return {tensors.begin(), tensors.end()};
+  }
+
+  // What a checkpoint of this kind holds: the same names and slots, or it can't be loaded.
+  std::string signature() const {
+    return detail::name_or(plan_.mode, "mode") + ", " + detail::name_or(plan_.compressor, "compressor") + " with " +
+           std::to_string(averager::slots) + " slots, " + detail::name_or(rule_, "rule") + " with " +
+           std::to_string(slots) + " slots";
   }
 
   std::size_t elements() const {
@@ -301,28 +322,18 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     return n;
   }
 
-  std::uint64_t fingerprint() const {
-    std::uint64_t h = detail::fnv1a(nullptr, 0);
-    for (const tensor& t : tensors_) {
-      h = detail::fnv1a(reinterpret_cast<const std::byte*>(t.name.data()), t.name.size(), h);
-      const std::uint64_t n[2] = {t.count, static_cast<std::uint64_t>(t.type)};
-      h = detail::fnv1a(reinterpret_cast<const std::byte*>(n), sizeof n, h);
-    }
-    return h;
-  }
-
   detail::counters counters() const noexcept { return {steps_, clock_, done_.skipped, done_.meetings, drift_samples_}; }
 
-  auto state_visitor() {
+  auto visitor() {
     return [this](std::size_t i, auto&& f) { each_state(i, f); };
   }
 
-  // Every float that a checkpoint holds of tensor i: f(pointer, whether it is held back by a compressor).
+  // Every float that a checkpoint holds of tensor i: f(pointer, what it is).
   template <class Function> void each_state(std::size_t i, Function&& f) {
-    f(static_cast<float*>(tensors_[i].parameter), false);
-    for (std::size_t k = 0; k < slots; ++k) f(rule_state(i, k), false);
-    if constexpr (!averages_gradients) f(agreed_.data() + offsets_[i], false);
-    for (int k = 0; k < averager::slots; ++k) f(average_->state(i, k), true);
+    f(static_cast<float*>(tensors_[i].parameter), detail::state_kind::parameter);
+    for (std::size_t k = 0; k < slots; ++k) f(rule_state(i, k), detail::state_kind::rule);
+    if constexpr (!averages_gradients) f(agreed_.data() + offsets_[i], detail::state_kind::agreed);
+    for (int k = 0; k < averager::slots; ++k) f(average_->state(i, k), detail::state_kind::held);
   }
 
   float* rule_state(std::size_t i, std::size_t slot) noexcept {
@@ -330,13 +341,15 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   }
 
   void announce(double samples, bool joined) {
-    encode_context x{.step = steps_, .ranks = average_->comm().size()};
+    // Compressors count what is the same on all ranks: steps, or meetings where steps are local.
+    encode_context x{.step = averages_gradients ? steps_ : done_.meetings, .ranks = average_->comm().size()};
     if constexpr (moves_momentum) {
       x.momentum = rule_.momentum;
       x.nesterov = rule_.nesterov;
       x.weight_decay = rule_.weight_decay;
     }
-    average_->begin({.step = sequence_++, .clock = clock_, .samples = samples, .joined = joined}, x, decay_scales_);
+    average_->begin({.exchange = sequence_++, .step = x.step, .clock = clock_, .samples = samples, .joined = joined}, x,
+                    decay_scales_);
   }
 
   void apply_rule(float lr) {
@@ -357,31 +370,33 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     average_->settle(take);
     if (!take) {
       ++done_.skipped;
-      return {true, false};
+      return {.skipped = true};
     }
     apply_rule(lr);
     ++steps_;
     ++done_.meetings;
-    return {false, true};
+    return {.met = true};
   }
 
   step_result local_step(float lr) {
     bool finite = true;
-    for (const tensor& t : tensors_) finite &= detail::all_finite(static_cast<const float*>(t.gradient), t.count);
-    const bool meeting = plan_.mode.meets(clock_++);
-    if (finite) {
-      apply_rule(lr);
-      drift_samples_ += samples_;
-      ++steps_;
-    } else {
-      ++done_.skipped;
+    if (samples_ > 0.0) {  // without samples the gradient may hold anything
+      for (const tensor& t : tensors_) finite &= detail::all_finite(static_cast<const float*>(t.gradient), t.count);
+      if (finite) {
+        apply_rule(lr);
+        drift_samples_ += samples_;
+        ++steps_;
+      } else {
+        ++done_.skipped;
+      }
     }
-    if (meeting) meet(false);
-    return {!finite, meeting};
+    if (!plan_.mode.meets(clock_++)) return {.skipped = !finite};
+    const meeting m = meet(false);
+    return {.skipped = !finite, .met = m.taken, .reverted = m.counted && !m.taken};
   }
 
-  // Averages the differences from what was agreed last. Returns whether every rank has joined.
-  bool meet(bool joined) {
+  // Averages the differences from what was agreed last.
+  meeting meet(bool joined) {
     announce(drift_samples_, joined);
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       const float *const old = agreed_.data() + offsets_[i], *const p = parameters_[i];
@@ -390,20 +405,20 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
       average_->ready(i);
     }
     average_->wait();
-    const bool everybody = average_->all_joined();
-    const bool take = average_->counts();
-    average_->settle(take);
+    const meeting m{average_->all_joined(), average_->counted(), average_->counts()};
+    average_->settle(m.taken);
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       float *const old = agreed_.data() + offsets_[i], *const p = parameters_[i];
       const float* const d = static_cast<const float*>(tensors_[i].gradient);
-      for (std::size_t k = 0; k < tensors_[i].count; ++k) p[k] = old[k] = take ? old[k] - d[k] : old[k];
+      for (std::size_t k = 0; k < tensors_[i].count; ++k) p[k] = old[k] = m.taken ? old[k] - d[k] : old[k];
     }
-    ++(take ? done_.meetings : done_.skipped);
+    done_.meetings += m.taken;
+    done_.reverted += m.counted && !m.taken;
     drift_samples_ = 0.0;
-    if (everybody) {  // periods begin together again
+    if (m.everybody) {  // periods begin together again
       for (const detail::announcement& a : average_->announced()) clock_ = (std::max)(clock_, a.clock);
     }
-    return everybody;
+    return m;
   }
 
   void remember() {
@@ -413,15 +428,26 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     }
   }
 
-  // One rank's failure is everybody's, and nobody waits for it.
-  void agree(const std::string& failure, const char* what) {
-    const auto failed = detail::tell_all(average_->comm(), static_cast<std::uint32_t>(!failure.empty()));
-    if (!failure.empty()) throw file_error(failure);
-    for (std::size_t r = 0; r < failed.size(); ++r) {
-      if (failed[r])
-        throw file_error(std::string("heddle::data_parallel::") + what + ": rank " + std::to_string(r) +
-                         " failed; nothing has changed here");
+  // What went wrong in f, as text; empty if nothing.
+  template <class Function> static std::string attempt(Function&& f) {
+    try {
+      f();
+    } catch (const std::exception& e) {
+      return *e.what() ? e.what() : "unknown failure";
     }
+    return {};
+  }
+
+  // One rank's failure is everybody's, and nobody waits for it.
+  bool any_failed(const std::string& failure) {
+    failed_ = detail::tell_all(average_->comm(), static_cast<std::uint32_t>(!failure.empty()));
+    return std::find(failed_.begin(), failed_.end(), 1u) != failed_.end();
+  }
+  [[noreturn]] void report_failure(const std::string& failure, const char* what) const {
+    if (!failure.empty()) throw file_error(failure);
+    const auto rank = std::find(failed_.begin(), failed_.end(), 1u) - failed_.begin();
+    throw file_error(std::string("heddle::data_parallel::") + what + ": rank " + std::to_string(rank) +
+                     " failed; nothing has changed here");
   }
 
   Strategy plan_;
@@ -439,6 +465,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   bool open_ = false;
   double samples_ = 1.0;
   std::vector<unsigned char> ready_;
+  std::vector<std::uint32_t> failed_;
   std::size_t steps_ = 0;       // steps taken
   std::uint64_t sequence_ = 0;  // exchanges opened
   std::uint64_t clock_ = 0;     // what the mode counts: local steps, skipped ones too, aligned by join()

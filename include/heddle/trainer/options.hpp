@@ -26,8 +26,9 @@ struct step_options {
 
 /// @brief What a step did.
 struct step_result {
-  bool skipped = false;  ///< A gradient wasn't finite, or nobody had samples: no state has moved.
-  bool met = false;      ///< Replicas met in this step.
+  bool skipped = false;   ///< A gradient wasn't finite, or nobody had samples: no state has moved.
+  bool met = false;       ///< Replicas met in this step.
+  bool reverted = false;  ///< They met, but the average wasn't finite: all are back at what was agreed before.
 };
 
 /// @brief What a data_parallel has done so far, on this rank.
@@ -35,6 +36,7 @@ struct report {
   std::uint64_t steps = 0;          ///< Steps taken.
   std::uint64_t skipped = 0;        ///< Steps skipped.
   std::uint64_t meetings = 0;       ///< Exchanges that counted.
+  std::uint64_t reverted = 0;       ///< Meetings whose average wasn't finite.
   std::uint64_t bytes_sent = 0;     ///< Payload bytes this rank sent.
   std::uint64_t control_bytes = 0;  ///< Bytes it sent to agree on samples, sizes and flags.
   std::uint64_t messages = 0;       ///< Messages that carried the payload.

@@ -39,7 +39,7 @@ struct strategy {
   Precision precision{};      ///< Number formats.
   heddle::buckets buckets{};  ///< How tensors are grouped into messages.
   Recompute recompute{};      ///< Which activations are computed again; taken by recompute::chain.
-  Memory memory{};            ///< Where state and message buffers live.
+  Memory memory{};            ///< Where optimizer, compressor and mode state live.
 
   static_assert(
       detail::is_topology<Topology>,

@@ -20,7 +20,7 @@ struct tensor {
   std::size_t count = 0;      ///< Number of elements; 0 is legal.
   dtype type = dtype::f32;    ///< Element type of both.
   std::string name;           ///< Unique; state and errors are keyed by it.
-  unsigned group = 0;         ///< Index into step_options::groups (learning rate and decay factors).
+  unsigned group = 0;         ///< Index into the list given to data_parallel::groups.
 };
 
 /// @brief Tensors over flat parameter and gradient buffers, one after the other, named "0", "1", ...

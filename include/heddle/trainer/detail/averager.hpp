@@ -9,6 +9,7 @@
 #include <heddle/trainer/strategy.hpp>
 #include <heddle/trainer/tensor.hpp>
 
+#include <atomic>
 #include <bit>
 #include <memory>
 #include <optional>
@@ -19,11 +20,12 @@ namespace detail {
 
 // What each rank tells the others when an exchange opens.
 struct announcement {
-  std::uint64_t step = 0;    // must be the same on all ranks
-  std::uint64_t clock = 0;   // the mode's count
-  double samples = 0.0;      // weight of this rank's contribution
-  std::uint32_t joined = 0;  // has no more batches
-  float lr = 0.0f;           // for those who have joined
+  std::uint64_t exchange = 0;  // number of the exchange: the same on all ranks
+  std::uint64_t step = 0;      // what compressors count: the same on all ranks
+  std::uint64_t clock = 0;     // what the mode counts: the same on all ranks that have not joined
+  double samples = 0.0;        // weight of this rank's contribution
+  std::uint32_t joined = 0;    // has no more batches
+  float lr = 0.0f;             // for those who have joined
 };
 
 // All ranks' values of a small record, in rank order.
@@ -73,14 +75,16 @@ template <class Strategy, class Comm> class averager {
     for (const tensor& t : tensors_) bytes.push_back(t.count * sizeof(float));
     for (const bucket b : plan_.buckets.plan(bytes)) buckets_.emplace_back(b);
     factors_.assign(tensors_.size(), 1.0f);
-    ready_.assign(tensors_.size(), 0);
+    bucket_of_.resize(tensors_.size());
+    for (std::size_t b = 0; b < buckets_.size(); ++b) {
+      for (std::size_t i = buckets_[b].range.first; i < buckets_[b].range.last; ++i) bucket_of_[i] = b;
+    }
   }
 
   counting<Comm>& comm() noexcept { return comm_; }
   const std::vector<announcement>& announced() const noexcept { return announced_; }
   bool all_joined() const noexcept { return all_joined_; }
   bool any_joined() const noexcept { return any_joined_; }
-  bool opened() const noexcept { return opened_; }
   float* state(std::size_t tensor, int slot) noexcept {
     return state_.data() + static_cast<std::size_t>(slot) * total_ + offsets_[tensor];
   }
@@ -94,27 +98,22 @@ template <class Strategy, class Comm> class averager {
     announcement_ = mine;
     context_ = context;
     decay_scales_.assign(decay_scales.begin(), decay_scales.end());
-    std::fill(ready_.begin(), ready_.end(), static_cast<unsigned char>(0));
     for (one& b : buckets_) b.missing = b.range.last - b.range.first;
     next_ = 0;
-    opened_ = true;
     work_.push(0);
   }
 
-  bool is_ready(std::size_t i) const noexcept { return ready_[i]; }
-
   // Tensor i is final. Buckets leave in registered order, whichever is complete first.
   void ready(std::size_t i) {
-    ready_[i] = 1;
-    one& mine = *bucket_of(i);
-    --mine.missing;
+    --buckets_[bucket_of_[i]].missing;
     while (next_ < buckets_.size() && buckets_[next_].missing == 0) work_.push(++next_);
   }
 
   // Returns when everything that was pushed is done; throws what the exchange threw.
   void wait() { work_.wait(); }
 
-  // After wait(): whether every value that arrived is finite, the same on all ranks, and whether anybody had samples.
+  // After wait(): whether anybody had samples; and whether, besides, every value that arrived is finite.
+  bool counted() const noexcept { return weights_ > 0.0; }
   bool counts() const noexcept {
     bool good = weights_ > 0.0;
     for (const one& b : buckets_) good &= b.finite;
@@ -123,7 +122,6 @@ template <class Strategy, class Comm> class averager {
 
   // Ends the exchange. If `take`, states move and gradients become what the update rule is to apply.
   void settle(bool take) {
-    opened_ = false;
     if constexpr (packets) {
       if (!take) return;
       for (one& b : buckets_) settle(b);
@@ -150,13 +148,6 @@ template <class Strategy, class Comm> class averager {
     return total_;
   }
 
-  one* bucket_of(std::size_t i) {
-    for (one& b : buckets_) {
-      if (i >= b.range.first && i < b.range.last) return &b;
-    }
-    return nullptr;
-  }
-
   slice<float> gradient(std::size_t i) const { return {static_cast<float*>(tensors_[i].gradient), tensors_[i].count}; }
 
   encode_context context_of(std::size_t i) const {
@@ -175,21 +166,30 @@ template <class Strategy, class Comm> class averager {
 
   void open() {
     announced_ = tell_all(comm_, announcement_);
-    weights_ = 0.0;
+    weights_ = most_ = 0.0;
     any_joined_ = false;
     all_joined_ = true;
     for (std::size_t r = 0; r < announced_.size(); ++r) {
       const announcement& a = announced_[r];
-      if (a.step != announcement_.step) {
+      const bool apart = a.exchange != announcement_.exchange || a.step != announcement_.step ||
+                         (a.clock != announcement_.clock && !a.joined && !announcement_.joined);
+      if (apart) {
+        const auto where = [](const announcement& x) {
+          return "exchange " + std::to_string(x.exchange) + ", step " + std::to_string(x.step) + ", local step " +
+                 std::to_string(x.clock);
+        };
         throw comm_error("data_parallel", comm_.rank(), static_cast<int>(r),
-                         "this rank is in step " + std::to_string(announcement_.step) + ", rank " + std::to_string(r) +
-                             " in step " + std::to_string(a.step));
+                         "this rank is in " + where(announcement_) + ", rank " + std::to_string(r) + " in " + where(a));
       }
       weights_ += a.samples;
+      most_ = (std::max)(most_, a.samples);
       any_joined_ |= a.joined != 0;
       all_joined_ &= a.joined != 0;
     }
-    weight_ = weights_ > 0.0 ? static_cast<float>(announcement_.samples * comm_.size() / weights_) : 0.0f;
+    // The weight of a rank is samples * ranks / sum. Encoders multiply by samples / most, at most 1, so that a 16-bit
+    // wire isn't left by a mean that fits it; decoders by the rest.
+    weight_ = most_ > 0.0 ? static_cast<float>(announcement_.samples / most_) : 0.0f;
+    rest_ = most_ > 0.0 ? static_cast<float>(most_ * comm_.size() / weights_) : 1.0f;
   }
 
   void run(one& b) {
@@ -197,7 +197,7 @@ template <class Strategy, class Comm> class averager {
     for (std::size_t i = b.range.first; i < b.range.last; ++i) {
       const slice<float> g = gradient(i);
       if (weight_ == 0.0f) std::fill(g.begin(), g.end(), 0.0f);  // a rank without samples; its memory may hold anything
-      factors_[i] = weight_ == 0.0f ? 1.0f : weight_ * scale_of(plan_.compressor, g, 1.0f, context_of(i));
+      factors_[i] = weight_ == 0.0f ? 1.0f : scale_of(plan_.compressor, g, weight_ * rest_, context_of(i));
       if (!sends_packet(i)) dense += g.count;
     }
     b.finite = true;
@@ -222,9 +222,7 @@ template <class Strategy, class Comm> class averager {
     elements_sent_ += count;
     if (contiguous) {  // in place, no copy
       for (std::size_t i = b.range.first; i < b.range.last; ++i) {
-        const float f = factors_[i];
-        if (f != 1.0f)
-          for (float& x : gradient(i)) x *= f;
+        if (factors_[i] != 1.0f) multiply(gradient(i), factors_[i]);
       }
       (*b.reduce)(comm_, start, l);
       b.finite &= all_finite(start, count);
@@ -237,13 +235,17 @@ template <class Strategy, class Comm> class averager {
     }
   }
 
+  static void multiply(slice<float> g, float factor) noexcept {
+    for (float& x : g) x *= factor;
+  }
+
   template <class Codec> void copy_through(one& b, const Codec& codec, const leaf& l, std::size_t count) {
     b.elements.resize(count);
     std::size_t at = 0;
     for (std::size_t i = b.range.first; i < b.range.last; ++i) {
       if (sends_packet(i)) continue;
       const slice<float> g = gradient(i);
-      codec.encode(g, b.elements.data() + at, factors_[i]);
+      codec.encode(g, b.elements.data() + at, factors_[i] / rest_);
       at += g.count;
     }
     (*b.reduce)(comm_, b.elements.data(), l);
@@ -252,6 +254,7 @@ template <class Strategy, class Comm> class averager {
       if (sends_packet(i)) continue;
       const slice<float> g = gradient(i);
       codec.decode(b.elements.data() + at, g);
+      if (rest_ != 1.0f) multiply(g, rest_);
       b.finite &= all_finite(g.data, g.count);
       at += g.count;
     }
@@ -261,17 +264,17 @@ template <class Strategy, class Comm> class averager {
   void gather(one& b) {
     const auto& codec = last_of(plan_.compressor);
     std::vector<std::byte> mine;
-    bool any = false;
+    std::size_t packets_here = 0;
     for (std::size_t i = b.range.first; i < b.range.last; ++i) {
       if (!sends_packet(i)) continue;
-      any = true;
+      ++packets_here;
       float* state_of[slots > 0 ? slots : 1];
       for (int k = 0; k < slots; ++k) state_of[k] = state(i, k);
       codec.encode(gradient(i), factors_[i], state_of, context_of(i), mine);
     }
     b.gathered.clear();
     b.sizes.clear();
-    if (!any) return;
+    if (packets_here == 0) return;
     for (const std::uint64_t n : tell_all(comm_, static_cast<std::uint64_t>(mine.size())))
       b.sizes.push_back(static_cast<std::size_t>(n));
     std::size_t total_bytes = 0, before = 0;
@@ -286,7 +289,7 @@ template <class Strategy, class Comm> class averager {
       b.finite &= !codec.flagged(p);
       return codec.measure(p);
     });
-    elements_sent_ += mine.size() / 8;
+    elements_sent_ += (mine.size() - 8 * packets_here) / 8;
   }
 
   // Packets travel on the plan's topology where it can gather blocks of any size, else on a ring.
@@ -339,15 +342,15 @@ template <class Strategy, class Comm> class averager {
   buffer<float, memory_type> state_;
   std::vector<one> buckets_;
   std::vector<float> factors_, decay_scales_;
-  std::vector<unsigned char> ready_;
+  std::vector<std::size_t> bucket_of_;  // of each tensor
   std::size_t next_ = 0;
   announcement announcement_;
   encode_context context_;
   std::vector<announcement> announced_;
-  double weights_ = 0.0;
-  float weight_ = 1.0f;
-  bool any_joined_ = false, all_joined_ = false, opened_ = false;
-  std::uint64_t elements_sent_ = 0;
+  double weights_ = 0.0, most_ = 0.0;  // sum and maximum of all ranks' samples
+  float weight_ = 1.0f, rest_ = 1.0f;
+  bool any_joined_ = false, all_joined_ = false;
+  std::atomic<std::uint64_t> elements_sent_{0};  // read while jobs run
   struct job_runner {
     averager* self;
     void operator()(std::size_t job) const { job == 0 ? self->open() : self->run(self->buckets_[job - 1]); }

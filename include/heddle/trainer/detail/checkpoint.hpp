@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -19,52 +18,59 @@ namespace heddle {
 inline namespace v0 {
 namespace detail {
 
-// A directory of checkpoints: one file per rank and step, and a manifest that names the step that is whole.
+// A saved state of all ranks. Numbers rise; 0 with no ranks means that there is none.
+struct generation {
+  std::uint64_t number = 0;
+  std::uint32_t ranks = 0;
+  bool operator==(const generation&) const = default;
+};
+
+// A directory of checkpoints: one file per rank and generation, and a manifest that names the generation that is whole.
 class checkpoint {
  public:
   explicit checkpoint(std::string directory) : directory_(std::move(directory)) {}
 
-  std::string rank_path(std::uint64_t step, int rank) const {
-    return directory_ + "/step-" + std::to_string(step) + ".rank-" + std::to_string(rank);
+  std::string rank_path(const generation& g, int rank) const {
+    return directory_ + "/checkpoint-" + std::to_string(g.number) + ".rank-" + std::to_string(rank);
   }
 
-  void write_rank(std::uint64_t step, int rank, const archive_writer& content) const {
+  void write_rank(const generation& g, int rank, const archive_writer& content) const {
     if (::mkdir(directory_.c_str(), 0777) != 0 && errno != EEXIST)
       throw file_error("heddle: can't make directory " + directory_);
-    content.write(rank_path(step, rank));
+    content.write(rank_path(g, rank));
   }
 
-  void publish(std::uint64_t step, int ranks) {
-    try {
-      std::tie(old_step_, old_ranks_) = published();
-    } catch (const file_error&) {
-      old_ranks_ = 0;  // the first checkpoint here
-    }
+  void publish(const generation& g) const {
     archive_writer out;
-    out.put(step);
-    out.put(static_cast<std::uint32_t>(ranks));
+    out.put(g.number);
+    out.put(g.ranks);
     out.write(directory_ + "/manifest");
   }
 
-  // Step and number of ranks of the last whole checkpoint.
-  std::pair<std::uint64_t, int> published() const {
+  // The last whole generation.
+  generation published() const {
     archive_reader in(directory_ + "/manifest");
-    const auto step = in.get<std::uint64_t>();
+    const auto number = in.get<std::uint64_t>();
     const auto ranks = in.get<std::uint32_t>();
+    in.finish();
     if (ranks < 1 || ranks > 65535) in.refuse("it names " + std::to_string(ranks) + " ranks");
-    return {step, static_cast<int>(ranks)};
+    return {number, ranks};
+  }
+  generation published_or_none() const {
+    try {
+      return published();
+    } catch (const file_error&) {
+      return {};
+    }
   }
 
-  // Removes the older checkpoint after a newer one was published; only rank 0 knows it.
-  void forget(std::uint64_t step) const {
-    if (old_ranks_ == 0 || old_step_ == step) return;
-    for (int r = 0; r < old_ranks_; ++r) std::remove(rank_path(old_step_, r).c_str());
+  void remove_rank(const generation& g, int rank) const { std::remove(rank_path(g, rank).c_str()); }
+  void remove(const generation& g) const {
+    for (std::uint32_t r = 0; r < g.ranks; ++r) remove_rank(g, static_cast<int>(r));
   }
 
  private:
   std::string directory_;
-  std::uint64_t old_step_ = 0;
-  int old_ranks_ = 0;
 };
 
 // Numbers of a rank that are not per tensor.
@@ -73,6 +79,9 @@ struct counters {
   double drift_samples;
 };
 
+// What a block of floats in a checkpoint is.
+enum class state_kind { parameter, rule, agreed, held };
+
 // A rank's file in memory: values in the order in which `each` visits them.
 struct saved {
   bool own = false;
@@ -80,20 +89,34 @@ struct saved {
   std::vector<float> values;
 };
 
-// In all of these each(i, f) calls f(pointer, held back by a compressor) for every state of tensor i, in a fixed order.
-template <class Each> archive_writer pack(const counters& c, const std::vector<tensor>& tensors, Each&& each) {
+// In all of these each(i, f) calls f(pointer, kind) for every state of tensor i, in a fixed order.
+template <class Each>
+archive_writer pack(const generation& g, int rank, const std::string& signature, const counters& c,
+                    const std::vector<tensor>& tensors, Each&& each) {
   archive_writer out;
+  out.put(g.number);
+  out.put(g.ranks);
+  out.put(rank);
+  out.put(signature);
   out.put(c);
   out.put(static_cast<std::uint64_t>(tensors.size()));
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     out.put(tensors[i].name);
-    each(i, [&](const float* p, bool) { out.put(p, tensors[i].count); });
+    each(i, [&](const float* p, state_kind) { out.put(p, tensors[i].count); });
   }
   return out;
 }
 
-template <class Each> saved unpack(const std::string& path, bool own, const std::vector<tensor>& tensors, Each&& each) {
-  archive_reader in(path);
+template <class Each>
+saved unpack(const checkpoint& files, const generation& g, int rank, bool own, const std::string& signature,
+             const std::vector<tensor>& tensors, Each&& each) {
+  archive_reader in(files.rank_path(g, rank));
+  const auto number = in.get<std::uint64_t>();
+  const auto ranks = in.get<std::uint32_t>();
+  if (generation{number, ranks} != g || in.get<int>() != rank) in.refuse("it belongs to another checkpoint or rank");
+  if (const std::string theirs = in.get_string(); theirs != signature) {
+    in.refuse("it was written under " + theirs + "; here is " + signature);
+  }
   saved s{own, in.get<counters>(), {}};
   if (const auto n = in.get<std::uint64_t>(); n != tensors.size()) {
     in.refuse("it holds " + std::to_string(n) + " tensors, this model has " + std::to_string(tensors.size()));
@@ -102,36 +125,57 @@ template <class Each> saved unpack(const std::string& path, bool own, const std:
     if (const std::string name = in.get_string(); name != tensors[i].name) {
       in.refuse("tensor " + std::to_string(i) + " is \"" + name + "\", this model's is \"" + tensors[i].name + "\"");
     }
-    each(i, [&](float*, bool) {
+    each(i, [&](float*, state_kind) {
       const std::size_t at = s.values.size();
       s.values.resize(at + tensors[i].count);
       in.get(s.values.data() + at, tensors[i].count);
     });
   }
+  in.finish();
   return s;
 }
 
-// Another number of ranks: what compressors held is summed and divided evenly, so that the sum over ranks is kept.
+// Another number of ranks. What compressors held is summed and divided evenly, so that the sum over ranks is kept.
+// Replicas that had drifted from what was agreed meet: the agreed values move by the mean of their differences, weighted
+// by samples.
 template <class Each>
 void share_out(std::vector<saved>& old, int ranks, const std::vector<tensor>& tensors, Each&& each) {
-  const auto mine = std::find_if(old.begin(), old.end(), [](const saved& s) { return s.own; });
+  saved& mine = *std::find_if(old.begin(), old.end(), [](const saved& s) { return s.own; });
+  double samples = 0.0;
+  for (const saved& s : old) {
+    samples += s.counts.drift_samples;
+    mine.counts.clock = (std::max)(mine.counts.clock, s.counts.clock);
+  }
   std::size_t at = 0;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    each(i, [&](float*, bool held) {
-      for (std::size_t k = at; held && k < at + tensors[i].count; ++k) {
+    const std::size_t n = tensors[i].count, parameter = at;  // each() begins with the parameter
+    each(i, [&](float*, state_kind kind) {
+      for (std::size_t k = 0; k < n; ++k) {
         double sum = 0.0;
-        for (const saved& s : old) sum += s.values[k];
-        mine->values[k] = static_cast<float>(sum / ranks);
+        if (kind == state_kind::held) {
+          for (const saved& s : old) sum += s.values[at + k];
+          mine.values[at + k] = static_cast<float>(sum / ranks);
+        } else if (kind == state_kind::agreed) {
+          const float agreed = mine.values[at + k];
+          for (const saved& s : old) sum += s.counts.drift_samples * (agreed - s.values[parameter + k]);
+          mine.values[at + k] = samples > 0.0 ? static_cast<float>(agreed - sum / samples) : agreed;
+        }
       }
-      at += tensors[i].count;
+      at += n;
+    });
+    at = parameter;
+    each(i, [&](float*, state_kind kind) {  // after all sums: the replica starts from what is agreed
+      if (kind == state_kind::agreed) std::copy_n(&mine.values[at], n, &mine.values[parameter]);
+      at += n;
     });
   }
+  mine.counts.drift_samples = 0.0;
 }
 
 template <class Each> void restore(const saved& s, const std::vector<tensor>& tensors, Each&& each) {
   const float* from = s.values.data();
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    each(i, [&](float* p, bool) {
+    each(i, [&](float* p, state_kind) {
       std::copy_n(from, tensors[i].count, p);
       from += tensors[i].count;
     });

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -57,17 +58,19 @@ template <class Run> class worker {
     if (error_) std::rethrow_exception(error_);
   }
 
-  // Seconds in jobs, and of these the seconds that wait() waited. Call after wait().
-  double busy_seconds() const { return std::chrono::duration<double>(busy_).count(); }
+  // Seconds in jobs, and of these the seconds that wait() waited.
+  double busy_seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::duration(busy_.load())).count();
+  }
   double exposed_seconds() const {
-    return std::chrono::duration<double>(thread_.joinable() ? exposed_ : busy_).count();
+    return thread_.joinable() ? std::chrono::duration<double>(exposed_).count() : busy_seconds();
   }
 
  private:
   void timed(std::size_t job) {
     const auto start = std::chrono::steady_clock::now();
     run_(job);
-    busy_ += std::chrono::steady_clock::now() - start;
+    busy_ += (std::chrono::steady_clock::now() - start).count();
   }
 
   void loop() {
@@ -99,7 +102,8 @@ template <class Run> class worker {
   std::size_t pending_ = 0;
   bool stop_ = false;
   std::exception_ptr error_;
-  std::chrono::steady_clock::duration busy_{}, exposed_{};
+  std::atomic<std::chrono::steady_clock::rep> busy_{0};  // read while jobs run
+  std::chrono::steady_clock::duration exposed_{};
   std::thread thread_;
 };
 

@@ -1,0 +1,99 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/compress/concept.hpp>
+#include <heddle/core/archive.hpp>
+#include <heddle/trainer/tensor.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace heddle {
+inline namespace v0 {
+namespace detail {
+
+// Throws argument_error unless x is a finite number of 0 or above.
+inline void check_not_negative(const char* where, const char* what, double x) {
+  if (!(x >= 0.0) || !std::isfinite(x)) {
+    throw argument_error(std::string("heddle::") + where + ": " + what + " is " + std::to_string(x) +
+                         ", allowed is a finite number of 0 or above");
+  }
+}
+
+// Calls check() where a part of a strategy, or an update rule, has one: it throws on numbers outside their ranges.
+template <class Part>
+void check_part(const Part& p) {
+  if constexpr (requires { p.check(); }) p.check();
+}
+template <class First, class Second>
+void check_part(const chain<First, Second>& c) {
+  check_part(c.first);
+  check_part(c.second);
+}
+
+// The name of a part for checkpoints and messages.
+template <class Part>
+std::string name_or(const Part& p, const char* otherwise) {
+  if constexpr (requires { std::string(p.name()); })
+    return p.name();
+  else
+    return otherwise;
+}
+
+// The tensors, if they can be trained: pointers, types, alignment, names, and no two share an element.
+inline std::vector<tensor> checked(std::span<const tensor> tensors) {
+  struct range {
+    std::uintptr_t begin, end;
+    std::size_t of;
+  };
+  const auto fail = [&](std::size_t i, const std::string& why) {
+    throw argument_error("heddle::data_parallel: tensor \"" + tensors[i].name + "\" " + why);
+  };
+  std::vector<range> ranges;
+  std::vector<std::string> names;
+  std::size_t total = 0;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const tensor& t = tensors[i];
+    if (t.count && (!t.parameter || !t.gradient)) fail(i, "has count " + std::to_string(t.count) + " and a null pointer");
+    if (t.type != dtype::f32) fail(i, std::string("is ") + name_of(t.type) + ", allowed is f32");
+    if (t.count > (std::numeric_limits<std::size_t>::max)() / 64 - total) fail(i, "makes the model larger than memory can be");
+    total += t.count;
+    names.push_back(t.name);
+    for (const void* p : {t.parameter, t.gradient}) {
+      const auto at = reinterpret_cast<std::uintptr_t>(p);
+      if (at % alignof(float)) fail(i, "has a pointer that isn't aligned to a float");
+      if (t.count) ranges.push_back({at, at + t.count * sizeof(float), i});
+    }
+  }
+  std::sort(names.begin(), names.end());
+  const auto twice = std::adjacent_find(names.begin(), names.end());
+  if (twice != names.end()) throw argument_error("heddle::data_parallel: two tensors are named \"" + *twice + "\"");
+  std::sort(ranges.begin(), ranges.end(), [](const range& a, const range& b) { return a.begin < b.begin; });
+  for (std::size_t k = 1; k < ranges.size(); ++k) {
+    if (ranges[k].begin < ranges[k - 1].end) {
+      fail(ranges[k].of, "shares memory with \"" + tensors[ranges[k - 1].of].name + "\"; list a tied weight once");
+    }
+  }
+  return {tensors.begin(), tensors.end()};
+}
+
+// The same on all ranks that train the same thing in the same way; numbers of the strategy are not compared.
+inline std::uint64_t fingerprint(const std::vector<tensor>& tensors, const std::string& signature) {
+  std::uint64_t h = fnv1a(reinterpret_cast<const std::byte*>(signature.data()), signature.size());
+  for (const tensor& t : tensors) {
+    h = fnv1a(reinterpret_cast<const std::byte*>(t.name.data()), t.name.size(), h);
+    const std::uint64_t n[2] = {t.count, static_cast<std::uint64_t>(t.type)};
+    h = fnv1a(reinterpret_cast<const std::byte*>(n), sizeof n, h);
+  }
+  return h;
+}
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace heddle
