@@ -31,12 +31,12 @@ inline hd::sgd momentum_sgd() { return {.momentum = 0.9f}; }
 
 /// AdamW under this plan.
 template <class Plan> outcome with_adamw(const job& j, const Plan& plan) {
-  return train(j, plan, adamw(), j.settings.rate);
+  return train(j, plan, adamw(), {j.settings.rate, j.settings.rate / 50});
 }
 
 /// Momentum SGD under this plan.
 template <class Plan> outcome with_sgd(const job& j, const Plan& plan) {
-  return train(j, plan, momentum_sgd(), j.settings.sgd_rate);
+  return train(j, plan, momentum_sgd(), {j.settings.sgd_rate, j.settings.sgd_rate / 10});
 }
 
 inline std::span<const strategy_entry> all_strategies() {

@@ -43,13 +43,19 @@ struct job {
 
 using seconds = std::chrono::duration<double>;
 
-/// Warm-up over the first steps, then half a cosine down to a fiftieth.
-inline double learning_rate(double highest, std::size_t step, std::size_t steps) {
+/// The highest and the last learning rate.
+struct rates {
+  double highest = 0, last = 0;
+};
+
+/// Warm-up over the first steps, then half a cosine down to the last rate.
+inline double learning_rate(const rates& r, std::size_t step, std::size_t steps) {
   const auto at = static_cast<double>(step);
   const auto end = static_cast<double>(steps);
   const double warm_up = std::min(100.0, end / 10);
-  if (at < warm_up) return highest * (at + 1) / warm_up;
-  return highest * (0.51 + 0.49 * std::cos(std::numbers::pi * (at - warm_up) / (end - warm_up)));
+  if (at < warm_up) return r.highest * (at + 1) / warm_up;
+  const double cosine = std::cos(std::numbers::pi * (at - warm_up) / (end - warm_up));
+  return r.last + (r.highest - r.last) * (1 + cosine) / 2;
 }
 
 /// How far a saved run had come; beside the files that the library writes.
@@ -104,7 +110,7 @@ template <class Comm, class Plan, class Rule> class trainer {
   }
 
   /// Trains; returns on every rank, and what rank 0 returns is complete.
-  outcome run(bookmark from, double highest_rate) {
+  outcome run(bookmark from, const rates& rate) {
     const options& o = job_.settings;
     const std::string directory = "/" + job_.name;
     if (!o.resume.empty()) replica_.load(o.resume + directory);
@@ -116,7 +122,7 @@ template <class Comm, class Plan, class Rule> class trainer {
       const auto start = std::chrono::steady_clock::now();
       if (job_.timeline) memory_.clear_samples();
       draw(job_.text, model_.shared().dims, o.seed, step, first_sequence(job_, rank_), batch_);
-      loss_sum += learn(learning_rate(highest_rate, step, job_.steps));
+      loss_sum += learn(learning_rate(rate, step, job_.steps));
       loss_steps += 1;
       if (step % 10 == 9 || step + 1 == job_.steps) stop = agree_to_stop();
       if (o.stop_after == step + 1) stop = true;
@@ -261,13 +267,13 @@ template <class Comm, class Plan, class Rule> class trainer {
 };
 
 /// Trains on `ranks` threads by one strategy.
-template <class Plan, class Rule> outcome train(const job& j, const Plan& plan, const Rule& rule, double highest_rate) {
+template <class Plan, class Rule> outcome train(const job& j, const Plan& plan, const Rule& rule, const rates& rate) {
   bookmark from;
   if (!j.settings.resume.empty()) from = bookmark::load(j, j.settings.resume + "/" + j.name);
   outcome out;
   hd::threads::run(static_cast<int>(j.settings.ranks), [&](auto& comm) {
     trainer<std::remove_cvref_t<decltype(comm)>, Plan, Rule> t{j, comm, plan, rule};
-    outcome mine = t.run(from, highest_rate);
+    outcome mine = t.run(from, rate);
     if (comm.rank() == 0) out = std::move(mine);
   });
   if (j.progress) std::fprintf(stderr, "\r\033[K");
