@@ -36,11 +36,11 @@ TEST_CASE("DGC converges while it sends a tenth, and sends what it says") {
     const auto start = dp.report();
     for (std::size_t s = 0; s < 400; ++s) train_step(dp, m, first_sample(s, comm.rank(), 4, 2), 2, 0.01f);
     const auto end = dp.report();
-    if (comm.rank() == 0) CHECK(quadratic::loss(m.w) < 0.01);
+    if (comm.rank() == 0) RANK_CHECK(quadratic::loss(m.w) < 0.01);
     // Ring gather: each packet (8 + 8 * 100 bytes) passes three times; 41 small elements by a dense ring.
     std::vector<double> sent{static_cast<double>(end.bytes_sent - start.bytes_sent) / 400};
     hd::all_reduce(comm, hd::direct{}, std::span<double>(sent), hd::sum{});
-    if (comm.rank() == 0) CHECK(sent[0] == 4 * 3 * (8 + 8 * 100) + 2 * 3 * 41 * 4);
+    if (comm.rank() == 0) RANK_CHECK(sent[0] == 4 * 3 * (8 + 8 * 100) + 2 * 3 * 41 * 4);
   });
 }
 
@@ -52,7 +52,7 @@ TEST_CASE("a rank without gradient, and a rank that selects nothing, are legal")
       quadratic::gradient(m.w.data(), m.g.data(), s, 1);
       if (comm.rank() == 1 || s == 3) std::fill(m.g.begin(), m.g.end(), 0.0f);
       for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) dp.ready(i);
-      CHECK_FALSE(dp.step({.lr = 0.01f}).skipped);
+      RANK_CHECK_FALSE(dp.step({.lr = 0.01f}).skipped);
     }
   });
 }
@@ -92,7 +92,7 @@ TEST_CASE("what was sent and what is held add up, through skipped steps, a check
           worst = std::max(worst, std::fabs(after[i] - before[i]));
           scale = std::max(scale, std::fabs(before[i]));
         }
-        CHECK(worst <= 1e-6 * scale);
+        RANK_CHECK(worst <= 1e-6 * scale);
       }
       for (std::size_t s = from; s < from + 25; ++s) {
         for (std::size_t i = 0; i < m.g.size(); ++i) m.g[i] = static_cast<float>(quadratic::noise(s * 10 + static_cast<std::size_t>(comm.rank()), i));

@@ -50,7 +50,7 @@ TEST_CASE("wrong use of data_parallel is an argument_error that says what") {
 TEST_CASE("a model without tensors trains") {
   hd::threads::run(four, [](auto& comm) {
     hd::data_parallel dp{hd::strategy{}, comm, std::vector<hd::tensor>{}, hd::sgd{}};
-    CHECK_FALSE(dp.step({.lr = 0.1f}).skipped);
+    RANK_CHECK_FALSE(dp.step({.lr = 0.1f}).skipped);
     dp.join();
   });
 }
@@ -64,8 +64,8 @@ TEST_CASE("with treat_as_zero a tensor that is never ready contributes zero") {
       if (i != 4 || comm.rank() == 0) dp.ready(i);  // tensor 4 comes from rank 0 alone
     }
     dp.step({.lr = 0.5f});
-    CHECK(m.w[0] == 0.0f);
-    CHECK(m.w[1040] == 0.375f);
+    RANK_CHECK(m.w[0] == 0.0f);
+    RANK_CHECK(m.w[1040] == 0.375f);
   });
 }
 
@@ -133,8 +133,8 @@ TEST_CASE("all replicas start from rank 0's parameters") {
     for (const float x : m.w) {
       if (x != 1.0f) throw std::runtime_error("not rank 0's");
     }
-    CHECK(dp.parameters().size() == 5);
-    CHECK(dp.parameters()[2] == m.w.data() + 7);
+    RANK_CHECK(dp.parameters().size() == 5);
+    RANK_CHECK(dp.parameters()[2] == m.w.data() + 7);
   });
 }
 
@@ -218,7 +218,7 @@ TEST_CASE("report may be asked for while gradients travel") {
       quadratic::gradient(m.w.data(), m.g.data(), s, 1);
       for (std::size_t i = quadratic::sizes.size(); i-- > 0;) {
         dp.ready(i);
-        CHECK(dp.report().steps == s);
+        RANK_CHECK(dp.report().steps == s);
       }
       dp.step({.lr = 0.1f});
     }

@@ -93,7 +93,7 @@ TEST_CASE("synchronize makes replicas meet now, and a bad local gradient costs i
       quadratic::gradient(m.w.data(), m.g.data(), spread(s, comm.rank()), 1);
       if (s == 2 && comm.rank() == 1) m.g[0] = INFINITY;
       for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) dp.ready(i);
-      CHECK(dp.step({.lr = 0.05f}).skipped == (s == 2 && comm.rank() == 1));
+      RANK_CHECK(dp.step({.lr = 0.05f}).skipped == (s == 2 && comm.rank() == 1));
     }
     dp.synchronize();
     std::vector<float> all(m.w.size() * 3);
@@ -101,7 +101,7 @@ TEST_CASE("synchronize makes replicas meet now, and a bad local gradient costs i
     for (std::size_t i = 0; i < all.size(); ++i) {
       if (all[i] != all[i % m.w.size()] || !std::isfinite(all[i])) throw std::runtime_error("replicas differ");
     }
-    CHECK(dp.report().meetings == 1);
+    RANK_CHECK(dp.report().meetings == 1);
   });
 }
 
@@ -114,14 +114,14 @@ TEST_CASE("without samples a local step does nothing, whatever the gradient hold
       std::fill(m.g.begin(), m.g.end(), s % 2 ? 100.0f : NAN);
       for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) dp.ready(i);
       const auto r = dp.step({.lr = 0.1f});
-      CHECK_FALSE((r.skipped || r.met || r.reverted));
+      RANK_CHECK_FALSE((r.skipped || r.met || r.reverted));
     }
     dp.join();
     for (const float x : m.w) {
       if (x != 0.5f) throw std::runtime_error("moved");
     }
     const auto rep = dp.report();
-    CHECK((rep.steps == 0 && rep.meetings == 0 && rep.skipped == 0 && rep.reverted == 0));
+    RANK_CHECK((rep.steps == 0 && rep.meetings == 0 && rep.skipped == 0 && rep.reverted == 0));
   });
 }
 
@@ -132,8 +132,8 @@ TEST_CASE("a period whose average is not finite is taken back by every rank, and
     std::fill(m.g.begin(), m.g.end(), comm.rank() ? 1.0f : 1e6f);  // a difference that float16 can't hold
     for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) dp.ready(i);
     const auto r = dp.step({.lr = 1.0f});
-    CHECK((r.reverted && !r.met && !r.skipped));
-    CHECK(dp.report().reverted == 1);
+    RANK_CHECK((r.reverted && !r.met && !r.skipped));
+    RANK_CHECK(dp.report().reverted == 1);
     for (const float x : m.w) {
       if (x != 0.5f) throw std::runtime_error("not taken back");
     }

@@ -5,6 +5,7 @@
 #include <heddle/heddle.hpp>
 
 #include "../support/catch.hpp"
+#include "../support/rank_check.hpp"
 
 #include <array>
 #include <cmath>
