@@ -76,13 +76,15 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     const auto all = detail::tell_all(average_->comm(), mine);
     for (std::size_t r = 0; r < all.size(); ++r) {
       if (all[r] != mine) {
-        throw comm_error("data_parallel", comm.rank(), static_cast<int>(r),
-                         "the two ranks bring tensors of different names, sizes or types, or different kinds of strategy");
+        throw comm_error(
+            "data_parallel", comm.rank(), static_cast<int>(r),
+            "the two ranks bring tensors of different names, sizes or types, or different kinds of strategy");
       }
     }
-    for (const tensor& t : tensors_)
-      broadcast(average_->comm(), std::span<float>(static_cast<float*>(t.parameter), t.count));
-    remember();
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      broadcast(average_->comm(), std::span<float>(parameters_[i], tensors_[i].count));
+      if constexpr (!averages_gradients) std::copy_n(parameters_[i], tensors_[i].count, agreed_.data() + offsets_[i]);
+    }
   }
 
   data_parallel(const data_parallel&) = delete;
@@ -240,30 +242,31 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     // All ranks use the number that rank 0 finds, whatever they see of the directory.
     const auto old = detail::tell_all(comm, files.published_or_none())[0];
     const detail::generation now{old.number + 1, static_cast<std::uint32_t>(comm.size())};
-    std::string failure = attempt([&] {
+    detail::together all(comm, "save");
+    const bool written = all.succeed([&] {
       files.write_rank(now, comm.rank(), detail::pack(now, comm.rank(), signature(), counters(), tensors_, visitor()));
     });
-    if (any_failed(failure)) {
-      files.remove_rank(now, comm.rank());
-      report_failure(failure, "save");
-    }
-    if (comm.rank() == 0) failure = attempt([&] { files.publish(now); });
-    if (any_failed(failure)) report_failure(failure, "save");
+    if (!written) files.remove_rank(now, comm.rank());
+    all.check();
+    all.succeed([&] {
+      if (comm.rank() == 0) files.publish(now);
+    });
+    all.check();
     if (comm.rank() == 0) files.remove(old);
   }
 
   /// @brief Restores what save() wrote. Collective; also on another number of ranks.
   ///
-  /// On as many ranks as saved it continues bit for bit. On another number, rank r takes the optimizer state of old rank
-  /// r modulo their number; replicas that had drifted first meet, weighted by their samples; what compressors hold is
-  /// divided evenly, so that its sum is conserved.
-  /// Throws: file_error on every rank if any file is missing, damaged, or of another model or kind of strategy; nothing
-  /// has changed then.
+  /// On as many ranks as saved it continues bit for bit. On another number, rank r takes the optimizer state of old
+  /// rank r modulo their number; replicas that had drifted first meet, weighted by their samples; what compressors hold
+  /// is divided evenly, so that its sum is conserved. Throws: file_error on every rank if any file is missing, damaged,
+  /// or of another model or kind of strategy; nothing has changed then.
   void load(const std::string& directory) {
     require_closed("load");
     auto& comm = average_->comm();
     std::vector<detail::saved> old;
-    const std::string failure = attempt([&] {
+    detail::together all(comm, "load");
+    all.succeed([&] {
       const detail::checkpoint files(directory);
       const detail::generation g = files.published();
       const bool same = g.ranks == static_cast<std::uint32_t>(comm.size());
@@ -275,7 +278,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
       }
       if (!same) detail::share_out(old, comm.size(), tensors_, visitor());
     });
-    if (any_failed(failure)) report_failure(failure, "load");
+    all.check();
     const detail::saved& mine = *std::find_if(old.begin(), old.end(), [](const detail::saved& l) { return l.own; });
     steps_ = mine.counts.steps;
     clock_ = mine.counts.clock;
@@ -421,35 +424,6 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     return m;
   }
 
-  void remember() {
-    if constexpr (!averages_gradients) {
-      for (std::size_t i = 0; i < tensors_.size(); ++i)
-        std::copy_n(parameters_[i], tensors_[i].count, agreed_.data() + offsets_[i]);
-    }
-  }
-
-  // What went wrong in f, as text; empty if nothing.
-  template <class Function> static std::string attempt(Function&& f) {
-    try {
-      f();
-    } catch (const std::exception& e) {
-      return *e.what() ? e.what() : "unknown failure";
-    }
-    return {};
-  }
-
-  // One rank's failure is everybody's, and nobody waits for it.
-  bool any_failed(const std::string& failure) {
-    failed_ = detail::tell_all(average_->comm(), static_cast<std::uint32_t>(!failure.empty()));
-    return std::find(failed_.begin(), failed_.end(), 1u) != failed_.end();
-  }
-  [[noreturn]] void report_failure(const std::string& failure, const char* what) const {
-    if (!failure.empty()) throw file_error(failure);
-    const auto rank = std::find(failed_.begin(), failed_.end(), 1u) - failed_.begin();
-    throw file_error(std::string("heddle::data_parallel::") + what + ": rank " + std::to_string(rank) +
-                     " failed; nothing has changed here");
-  }
-
   Strategy plan_;
   std::vector<tensor> tensors_;
   Optimizer rule_;
@@ -465,7 +439,6 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   bool open_ = false;
   double samples_ = 1.0;
   std::vector<unsigned char> ready_;
-  std::vector<std::uint32_t> failed_;
   std::size_t steps_ = 0;       // steps taken
   std::uint64_t sequence_ = 0;  // exchanges opened
   std::uint64_t clock_ = 0;     // what the mode counts: local steps, skipped ones too, aligned by join()

@@ -41,6 +41,39 @@ template <class Record, class Comm> std::vector<Record> tell_all(Comm& comm, con
   return all;
 }
 
+// Something that every rank does and that counts only if all of them succeed: one rank's failure is everybody's, and
+// nobody waits for it.
+template <class Comm> class together {
+ public:
+  together(Comm& comm, const char* what) : comm_(comm), what_(what) {}
+
+  // Runs f here and on all ranks; whether it succeeded everywhere.
+  template <class Function> bool succeed(Function&& f) {
+    try {
+      f();
+    } catch (const std::exception& e) {
+      failure_ = *e.what() ? e.what() : "unknown failure";
+    }
+    const auto failed = tell_all(comm_, static_cast<std::uint32_t>(!failure_.empty()));
+    first_ = std::find(failed.begin(), failed.end(), 1u) - failed.begin();
+    return first_ == comm_.size();
+  }
+
+  // Throws file_error if it did not.
+  void check() const {
+    if (!failure_.empty()) throw file_error(failure_);
+    if (first_ == comm_.size()) return;
+    throw file_error(std::string("heddle::data_parallel::") + what_ + ": rank " + std::to_string(first_) +
+                     " failed; nothing has changed here");
+  }
+
+ private:
+  Comm& comm_;
+  const char* what_;
+  std::string failure_;
+  std::ptrdiff_t first_ = 0;
+};
+
 inline bool all_finite(const float* p, std::size_t n) noexcept {
   std::uint32_t bad = 0;
   for (std::size_t i = 0; i < n; ++i) bad |= (std::bit_cast<std::uint32_t>(p[i]) & 0x7f800000u) == 0x7f800000u;

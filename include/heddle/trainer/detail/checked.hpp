@@ -27,19 +27,16 @@ inline void check_not_negative(const char* where, const char* what, double x) {
 }
 
 // Calls check() where a part of a strategy, or an update rule, has one: it throws on numbers outside their ranges.
-template <class Part>
-void check_part(const Part& p) {
+template <class Part> void check_part(const Part& p) {
   if constexpr (requires { p.check(); }) p.check();
 }
-template <class First, class Second>
-void check_part(const chain<First, Second>& c) {
+template <class First, class Second> void check_part(const chain<First, Second>& c) {
   check_part(c.first);
   check_part(c.second);
 }
 
 // The name of a part for checkpoints and messages.
-template <class Part>
-std::string name_or(const Part& p, const char* otherwise) {
+template <class Part> std::string name_or(const Part& p, const char* otherwise) {
   if constexpr (requires { std::string(p.name()); })
     return p.name();
   else
@@ -60,9 +57,11 @@ inline std::vector<tensor> checked(std::span<const tensor> tensors) {
   std::size_t total = 0;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const tensor& t = tensors[i];
-    if (t.count && (!t.parameter || !t.gradient)) fail(i, "has count " + std::to_string(t.count) + " and a null pointer");
+    if (t.count && (!t.parameter || !t.gradient))
+      fail(i, "has count " + std::to_string(t.count) + " and a null pointer");
     if (t.type != dtype::f32) fail(i, std::string("is ") + name_of(t.type) + ", allowed is f32");
-    if (t.count > (std::numeric_limits<std::size_t>::max)() / 64 - total) fail(i, "makes the model larger than memory can be");
+    if (t.count > (std::numeric_limits<std::size_t>::max)() / 64 - total)
+      fail(i, "makes the model larger than memory can be");
     total += t.count;
     names.push_back(t.name);
     for (const void* p : {t.parameter, t.gradient}) {

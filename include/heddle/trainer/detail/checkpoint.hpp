@@ -136,8 +136,8 @@ saved unpack(const checkpoint& files, const generation& g, int rank, bool own, c
 }
 
 // Another number of ranks. What compressors held is summed and divided evenly, so that the sum over ranks is kept.
-// Replicas that had drifted from what was agreed meet: the agreed values move by the mean of their differences, weighted
-// by samples.
+// Replicas that had drifted from what was agreed meet: the agreed values move by the mean of their differences,
+// weighted by samples.
 template <class Each>
 void share_out(std::vector<saved>& old, int ranks, const std::vector<tensor>& tensors, Each&& each) {
   saved& mine = *std::find_if(old.begin(), old.end(), [](const saved& s) { return s.own; });
