@@ -268,8 +268,9 @@ inline std::string html_report(const std::string& headline, const std::vector<ou
                .lines = {}};
   std::string rows;
   for (const outcome& o : all) {
-    if (!o.memory.empty()) memory.lines.push_back({o.name, o.memory, true});
-    if (o.curve.size() > 1) {
+    if (!o.memory.empty()) {  // a few steps of another model: no learning curve
+      memory.lines.push_back({o.name, o.memory, true});
+    } else if (o.curve.size() > 1) {
       chart::series by_step{o.name, {}}, by_bytes{o.name, {}};
       for (const curve_point& p : o.curve) {
         by_step.points.emplace_back(static_cast<double>(p.step), p.validation);

@@ -123,6 +123,7 @@ template <class Comm, class Plan, class Rule> class trainer {
       if (job_.timeline) memory_.clear_samples();
       draw(job_.text, model_.shared().dims, o.seed, step, first_sequence(job_, rank_), batch_);
       loss_sum += learn(learning_rate(rate, step, job_.steps));
+      if (job_.timeline) timeline_ = memory_.samples();
       loss_steps += 1;
       if (step % 10 == 9 || step + 1 == job_.steps) stop = agree_to_stop();
       if (o.stop_after == step + 1) stop = true;
@@ -247,9 +248,8 @@ template <class Comm, class Plan, class Rule> class trainer {
     out.executor = report.executor;
     out.peak_bytes = memory_.peak_bytes();
     out.curve = std::move(now.curve);
-    const auto samples = memory_.samples();
-    for (const auto& s : samples) {
-      out.memory.emplace_back(static_cast<double>(s.nanoseconds - samples.front().nanoseconds) * 1e-6,
+    for (const auto& s : timeline_) {
+      out.memory.emplace_back(static_cast<double>(s.nanoseconds - timeline_.front().nanoseconds) * 1e-6,
                               static_cast<double>(s.bytes));
     }
     out.loss = validate(true);
@@ -264,6 +264,7 @@ template <class Comm, class Plan, class Rule> class trainer {
   hd::recompute::chain<decltype(Plan::recompute), hd::tracking<hd::host_resource>> chain_;
   hd::data_parallel<Plan, Comm, Rule> replica_;
   sequences batch_;
+  decltype(std::declval<hd::tracking<hd::host_resource>&>().samples()) timeline_;  // of the last step
 };
 
 /// Trains on `ranks` threads by one strategy.
