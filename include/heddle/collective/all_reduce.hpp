@@ -12,12 +12,13 @@ inline namespace v0 {
 
 namespace detail {
 // Whether intervals [a...] cover exactly the intervals [b...]; both are short.
-inline bool same_cover(std::vector<interval> a, std::vector<interval> b) {
-  const auto tidy = [](std::vector<interval>& v) {
-    std::erase_if(v, [](interval x) { return x.count == 0; });
-    std::sort(v.begin(), v.end(), [](interval x, interval y) { return x.begin < y.begin; });
-    std::vector<interval> joined;
-    for (const interval x : v) {
+template <class Interval>
+bool same_cover(std::vector<Interval> a, std::vector<Interval> b) {
+  const auto tidy = [](std::vector<Interval>& v) {
+    std::erase_if(v, [](Interval x) { return x.count == 0; });
+    sort_intervals(v);
+    std::vector<Interval> joined;
+    for (const Interval x : v) {
       if (!joined.empty() && joined.back() == x) continue;  // several messages reduced into one interval
       if (!joined.empty() && joined.back().end() == x.begin) joined.back().count += x.count;
       else joined.push_back(x);
@@ -30,8 +31,9 @@ inline bool same_cover(std::vector<interval> a, std::vector<interval> b) {
 }
 
 // Whether the last round of the reduce-scatter half reduces exactly what is owned, so that it can finish the values too.
-inline bool last_round_finishes(const schedule& s, const std::vector<interval>& owned) {
-  std::vector<interval> reduced;
+template <class Interval = interval>
+bool last_round_finishes(const schedule& s, const std::vector<Interval>& owned) {
+  std::vector<Interval> reduced;
   if (s.half()) {
     for (const operation& o : s.round(s.half() - 1)) {
       if (o.act == action::reduce) reduced.push_back(o.range);

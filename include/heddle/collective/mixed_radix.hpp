@@ -63,7 +63,7 @@ class staged {
       const interval b = blocks[static_cast<std::size_t>(owner)];
       if (b.count) runs.push_back(b);
     }
-    std::sort(runs.begin(), runs.end(), [](interval a, interval b) { return a.begin < b.begin; });
+    sort_intervals(runs);
     std::size_t kept = 0;
     for (std::size_t i = 1; i < runs.size(); ++i) {
       if (runs[kept].end() == runs[i].begin) runs[kept].count += runs[i].count;

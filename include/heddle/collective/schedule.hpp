@@ -4,6 +4,7 @@
 
 #include <heddle/core/error.hpp>
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -69,10 +70,10 @@ class schedule {
   /// The operations of round r.
   constexpr std::span<const operation> round(std::size_t r) const {
     const std::size_t from = r ? ends_[r - 1] : 0;
-    return std::span<const operation>(operations_).subspan(from, ends_[r] - from);
+    return {operations_.data() + from, ends_[r] - from};
   }
   /// All operations, round after round.
-  constexpr std::span<const operation> operations() const noexcept { return operations_; }
+  constexpr std::span<const operation> operations() const noexcept { return {operations_.data(), operations_.size()}; }
   /// Rounds of the reduce-scatter half.
   constexpr std::size_t half() const noexcept { return halved_ ? half_ : ends_.size(); }
   /// Whether the schedule has halves.
@@ -117,6 +118,12 @@ class schedule {
   std::size_t half_ = 0;
   bool halved_ = false;
 };
+
+namespace detail {
+constexpr void sort_intervals(std::vector<interval>& v) {
+  std::sort(v.begin(), v.end(), [](interval a, interval b) { return a.begin != b.begin ? a.begin < b.begin : a.count < b.count; });
+}
+}  // namespace detail
 
 /// @brief Block i of n elements cut into `parts`: the first n % parts blocks have one element more. 64-bit throughout.
 constexpr interval balanced_block(std::size_t n, std::size_t parts, std::size_t i) noexcept {

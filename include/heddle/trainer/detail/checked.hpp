@@ -47,7 +47,8 @@ std::string name_or(const Part& p, const char* otherwise) {
 }
 
 // The tensors, if they can be trained: pointers, types, alignment, names, and no two share an element.
-inline std::vector<tensor> checked(std::span<const tensor> tensors) {
+template <class Tensor>
+std::vector<Tensor> checked(std::span<const Tensor> tensors) {
   struct range {
     std::uintptr_t begin, end;
     std::size_t of;
@@ -56,10 +57,10 @@ inline std::vector<tensor> checked(std::span<const tensor> tensors) {
     throw argument_error("heddle::data_parallel: tensor \"" + tensors[i].name + "\" " + why);
   };
   std::vector<range> ranges;
-  std::vector<std::string> names;
+  std::vector<decltype(Tensor::name)> names;
   std::size_t total = 0;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const tensor& t = tensors[i];
+    const Tensor& t = tensors[i];
     if (t.count && (!t.parameter || !t.gradient)) fail(i, "has count " + std::to_string(t.count) + " and a null pointer");
     if (t.type != dtype::f32) fail(i, std::string("is ") + name_of(t.type) + ", allowed is f32");
     if (t.count > (std::numeric_limits<std::size_t>::max)() / 64 - total) fail(i, "makes the model larger than memory can be");
