@@ -60,8 +60,11 @@ struct alignas(64) standing {
   std::atomic<std::uint64_t> gates{0};  // how often it has come to the gate
 };
 
+// A template, as the communicator is, so that a file that only includes this doesn't pay for what they need of the
+// vectors.
+template <class Session>
 struct world {
-  world(std::shared_ptr<session> s, int n)
+  world(std::shared_ptr<Session> s, int n)
       : shared(std::move(s)), ranks(n), boxes(std::make_unique<box[]>(static_cast<std::size_t>(n) * n)),
         standings(std::make_unique<standing[]>(static_cast<std::size_t>(n))), natives(static_cast<std::size_t>(n)) {}
   box& between(int source, int destination) { return boxes[static_cast<std::size_t>(source) * ranks + destination]; }
@@ -84,7 +87,7 @@ struct world {
     return -1;
   }
 
-  std::shared_ptr<session> shared;
+  std::shared_ptr<Session> shared;
   int ranks;
   std::unique_ptr<box[]> boxes;
   std::unique_ptr<standing[]> standings;
@@ -99,12 +102,16 @@ struct world {
 /// Waiting ranks spin only where cores are free, then yield, then sleep on a condition variable, so that more ranks
 /// than cores make progress. A rank that fails first takes back what no peer has begun to read and waits for those who
 /// have, so that nobody reads a buffer that is being destroyed.
+/// @tparam Session What the ranks share beside their messages; use the name `communicator`.
 /// Sync:   every member blocks until its part of the round is done.
 /// Throws: comm_error naming the rank at fault, when it failed, called something else, or missed the deadline.
-class communicator {
+template <class Session>
+class basic_communicator {
+  using world = detail::world<Session>;
+
  public:
   /// @param w State shared by all ranks. @param rank This rank.
-  communicator(std::shared_ptr<detail::world> w, int rank) : world_(std::move(w)), rank_(rank) {}
+  basic_communicator(std::shared_ptr<world> w, int rank) : world_(std::move(w)), rank_(rank) {}
 
   /// This rank, 0 .. size() - 1.
   int rank() const noexcept { return rank_; }
@@ -117,11 +124,11 @@ class communicator {
   void fail(const std::string& text) { world_->shared->fail(rank_, text); }
 
   /// @brief A second communicator of the same ranks, for another thread. Collective.
-  communicator duplicate() {
+  basic_communicator duplicate() {
     const header h{.kind = operation_kind::control};
-    if (rank_ == 0) world_->child = std::make_shared<detail::world>(world_->shared, world_->ranks);
+    if (rank_ == 0) world_->child = std::make_shared<world>(world_->shared, world_->ranks);
     meet(h, false);
-    std::shared_ptr<detail::world> child = world_->child;
+    std::shared_ptr<world> child = world_->child;
     meet(h, true);
     if (rank_ == 0) world_->child.reset();
     return {std::move(child), rank_};
@@ -130,7 +137,7 @@ class communicator {
   /// @brief One round; see the communicator concept.
   template <class Apply>
   void exchange(header h, std::span<const outgoing> out, std::span<const incoming> in, Apply&& apply) {
-    detail::session& s = *world_->shared;
+    Session& s = *world_->shared;
     if (s.failed() >= 0) pass(h, detail::wait_end::failed, -1);
     sent_.clear();
     read_.clear();
@@ -159,7 +166,7 @@ class communicator {
   /// @param count Elements. @param l The reduction.
   /// @return Whether a value of this rank's block left float16's range.
   bool native_all_reduce(header h, const void* in, void* out, std::size_t count, const leaf& l) {
-    detail::session& s = *world_->shared;
+    Session& s = *world_->shared;
     const auto me = static_cast<std::size_t>(rank_), p = static_cast<std::size_t>(size());
     world_->natives[me] = {h, in, out};
     meet(h, false);
@@ -223,7 +230,7 @@ class communicator {
 
   // Throws unless the wait ended well; tells every rank why.
   void pass(const header& h, detail::wait_end end, int peer) {
-    detail::session& s = *world_->shared;
+    Session& s = *world_->shared;
     if (end == detail::wait_end::ready) return;
     if (end == detail::wait_end::failed) throw comm_error(name_of(h.kind), rank_, s.failed(), s.failure());
     const std::string text =
@@ -302,7 +309,7 @@ class communicator {
 
   // First tell everybody, then let nobody begin to read here, then wait for those who have begun.
   void retreat(const char* why) noexcept {
-    detail::session& s = *world_->shared;
+    Session& s = *world_->shared;
     if (s.failed() < 0) s.fail(rank_, "an exchange of rank " + std::to_string(rank_) + " failed: " + why);
     release();
     for (const int peer : sent_) {
@@ -314,13 +321,16 @@ class communicator {
     }
   }
 
-  std::shared_ptr<detail::world> world_;
+  std::shared_ptr<world> world_;
   int rank_;
   std::uint16_t sequence_ = 0;
   std::vector<int> sent_, read_;  // peers of this round
   std::vector<arrival> arrivals_;
   std::vector<operand> operands_;
 };
+
+/// @brief The communicator that threads::run hands to each rank.
+using communicator = basic_communicator<detail::session>;
 static_assert(heddle::communicator<communicator> && has_native_all_reduce<communicator>);
 
 /// @brief Runs f(comm) on `o.ranks` threads, one per rank, and returns when every rank has ended.
@@ -330,7 +340,7 @@ template <class Function>
 void run(const options& o, Function&& f) {
   if (o.ranks < 1) throw argument_error("heddle::threads::run: ranks is " + std::to_string(o.ranks) + ", allowed is 1 or more");
   auto shared = std::make_shared<detail::session>(o.ranks, o.deadline);
-  auto w = std::make_shared<detail::world>(shared, o.ranks);
+  auto w = std::make_shared<detail::world<detail::session>>(shared, o.ranks);
   std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(o.ranks));
   std::atomic<int> first{-1};
   const auto body = [&](int rank) {
