@@ -86,11 +86,11 @@ std::vector<Tensor> checked(std::span<const Tensor> tensors) {
 
 // The same on all ranks that train the same thing in the same way; numbers of the strategy are not compared.
 inline std::uint64_t fingerprint(const std::vector<tensor>& tensors, const std::string& signature) {
-  std::uint64_t h = fnv1a(reinterpret_cast<const std::byte*>(signature.data()), signature.size());
+  std::uint64_t h = fnv1a(signature.data(), signature.size());
   for (const tensor& t : tensors) {
-    h = fnv1a(reinterpret_cast<const std::byte*>(t.name.data()), t.name.size(), h);
+    h = fnv1a(t.name.data(), t.name.size(), h);
     const std::uint64_t n[2] = {t.count, static_cast<std::uint64_t>(t.type)};
-    h = fnv1a(reinterpret_cast<const std::byte*>(n), sizeof n, h);
+    h = fnv1a(n, sizeof n, h);
   }
   return h;
 }
