@@ -187,7 +187,7 @@ class chain {
   void use(schedule what) {
     if (pending_) throw argument_error("heddle::recompute::chain::use: called between forward and backward");
     std::vector<layer_cost> now = ask();
-    simulation result = simulate(what, now);
+    simulation result = simulate(what, view(now));
     schedule_ = std::move(what);
     simulated_ = std::move(result);
     costs_ = std::move(now);
@@ -198,7 +198,7 @@ class chain {
   void use(Policy policy)
     requires(!std::same_as<Policy, schedule>)
   {
-    use(schedule(policy.plan(std::span<const layer_cost>(ask()))));
+    use(schedule(policy.plan(view(ask()))));
     policy_ = std::move(policy);
     fixed_ = false;
   }
@@ -214,7 +214,7 @@ class chain {
   /// What it costs by simulation; `peak_bytes` is what `tracking` measures.
   const simulation& simulated() const noexcept { return simulated_; }
   /// The layers' costs as last read; a policy plans from these.
-  std::span<const layer_cost> costs() const noexcept { return costs_; }
+  std::span<const layer_cost> costs() const noexcept { return view(costs_); }
   /// Number of layers.
   std::size_t size() const noexcept { return layers_.size(); }
   /// The policy.
@@ -243,10 +243,14 @@ class chain {
     return now;
   }
 
+  static std::span<const layer_cost> view(const std::vector<layer_cost>& costs) noexcept {
+    return {costs.data(), costs.size()};
+  }
+
   // Plans for these costs; changes nothing if that fails.
   void adopt(std::vector<layer_cost> costs) {
-    schedule next = fixed_ ? schedule_ : schedule(policy_.plan(std::span<const layer_cost>(costs)));
-    simulated_ = simulate(next, costs);
+    schedule next = fixed_ ? schedule_ : schedule(policy_.plan(view(costs)));
+    simulated_ = simulate(next, view(costs));
     schedule_ = std::move(next);
     costs_ = std::move(costs);
   }
