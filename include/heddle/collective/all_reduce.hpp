@@ -63,7 +63,8 @@ constexpr void require_topology() {
 /// @brief A prepared all-reduce: the schedule of this rank for a fixed count, its executor and scratch memory.
 ///
 /// Build it once per buffer size and call it every step; a call allocates nothing after the first.
-template <class Topology>
+/// @tparam Operation heddle::operation.
+template <class Topology, class Operation = operation>
 class all_reduce_plan {
  public:
   /// @param t The topology. @param rank This rank. @param size Number of ranks. @param count Elements.
@@ -82,7 +83,7 @@ class all_reduce_plan {
   /// The schedule; empty for native{}.
   const schedule& plan() const noexcept { return schedule_; }
   /// The executor, for its trace.
-  executor& engine() noexcept { return executor_; }
+  basic_executor<Operation>& engine() noexcept { return executor_; }
 
   /// @brief Reduces `buffer` in place over all ranks; every rank ends with bitwise the same values.
   /// Sync:   returns when this rank's result is complete and no peer reads its buffer.
@@ -99,7 +100,7 @@ class all_reduce_plan {
     } else {
       const double factor = l.average ? 1.0 / comm.size() : 1.0;
       if (executor_.prepared_bytes() != l.bytes) {
-        executor_.prepare(comm.rank(), schedule_, l.bytes, fused_ ? std::span<const interval>{} : owned_);
+        executor_.prepare(comm.rank(), schedule_, l.bytes, fused_ ? std::span<const interval>{} : view(owned_));
       }
       const std::size_t half = schedule_.half(), all = schedule_.rounds();
       if (fused_ || !(l.average || l.scaled())) {
@@ -113,11 +114,13 @@ class all_reduce_plan {
   }
 
  private:
+  static std::span<const interval> view(const std::vector<interval>& v) noexcept { return {v.data(), v.size()}; }
+
   std::size_t count_;
   schedule schedule_;
   std::vector<interval> owned_;
   bool fused_ = false;
-  executor executor_;
+  basic_executor<Operation> executor_;
 };
 
 /// @brief Reduces a buffer over all ranks, in place.

@@ -79,7 +79,7 @@ class schedule {
   /// Whether the schedule has halves.
   constexpr bool halved() const noexcept { return halved_; }
   /// What is final here after half() rounds; meaningful where halved().
-  constexpr std::span<const interval> owned() const noexcept { return owned_; }
+  constexpr std::span<const interval> owned() const noexcept { return {owned_.data(), owned_.size()}; }
 
   /// Appends empty rounds until there are n.
   constexpr void pad(std::size_t n) {
