@@ -10,8 +10,9 @@ inline namespace v0 {
 
 namespace detail {
 // Blocks one after the other, in rank order.
-inline std::vector<interval> consecutive(std::span<const std::size_t> counts) {
-  std::vector<interval> blocks;
+template <class Interval = interval>
+std::vector<Interval> consecutive(std::span<const std::size_t> counts) {
+  std::vector<Interval> blocks;
   std::size_t at = 0;
   for (const std::size_t n : counts) {
     blocks.push_back({at, n});
@@ -21,8 +22,9 @@ inline std::vector<interval> consecutive(std::span<const std::size_t> counts) {
 }
 
 // One block of `count` elements for each rank.
-inline std::vector<interval> equal_blocks(int ranks, std::size_t count) {
-  std::vector<interval> blocks;
+template <class Interval = interval>
+std::vector<Interval> equal_blocks(int ranks, std::size_t count) {
+  std::vector<Interval> blocks;
   for (int r = 0; r < ranks; ++r) blocks.push_back({static_cast<std::size_t>(r) * count, count});
   return blocks;
 }
@@ -42,8 +44,9 @@ inline void check_counts(const char* what, const std::vector<interval>& blocks, 
 }
 
 // Binomial tree from `root`: in round k the ranks at distance below 2^k send to those 2^k further.
-constexpr schedule binomial_broadcast(int rank, int size, int root, std::size_t count) {
-  schedule s;
+template <class Schedule = schedule>
+constexpr Schedule binomial_broadcast(int rank, int size, int root, std::size_t count) {
+  Schedule s;
   const int me = (rank - root + size) % size;
   for (int reach = 1; reach < size; reach *= 2) {
     if (me < reach && me + reach < size) s.add(action::send, (me + reach + root) % size, {0, count});
