@@ -100,7 +100,7 @@ class all_reduce_plan {
     } else {
       const double factor = l.average ? 1.0 / comm.size() : 1.0;
       if (executor_.prepared_bytes() != l.bytes) {
-        executor_.prepare(comm.rank(), schedule_, l.bytes, fused_ ? std::span<const interval>{} : view(owned_));
+        executor_.prepare(comm.rank(), schedule_, l.bytes, fused_ ? std::span<const interval>{} : detail::as_span(owned_));
       }
       const std::size_t half = schedule_.half(), all = schedule_.rounds();
       if (fused_ || !(l.average || l.scaled())) {
@@ -114,8 +114,6 @@ class all_reduce_plan {
   }
 
  private:
-  static std::span<const interval> view(const std::vector<interval>& v) noexcept { return {v.data(), v.size()}; }
-
   std::size_t count_;
   schedule schedule_;
   std::vector<interval> owned_;

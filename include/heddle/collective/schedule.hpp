@@ -3,6 +3,7 @@
 #pragma once
 
 #include <heddle/core/error.hpp>
+#include <heddle/core/slice.hpp>
 
 #include <algorithm>
 #include <concepts>
@@ -75,13 +76,13 @@ class basic_schedule {
     return {operations_.data() + from, ends_[r] - from};
   }
   /// All operations, round after round.
-  constexpr std::span<const Operation> operations() const noexcept { return {operations_.data(), operations_.size()}; }
+  constexpr std::span<const Operation> operations() const noexcept { return detail::as_span(operations_); }
   /// Rounds of the reduce-scatter half.
   constexpr std::size_t half() const noexcept { return halved_ ? half_ : ends_.size(); }
   /// Whether the schedule has halves.
   constexpr bool halved() const noexcept { return halved_; }
   /// What is final here after half() rounds; meaningful where halved().
-  constexpr std::span<const interval> owned() const noexcept { return {owned_.data(), owned_.size()}; }
+  constexpr std::span<const interval> owned() const noexcept { return detail::as_span(owned_); }
 
   /// Appends empty rounds until there are n.
   constexpr void pad(std::size_t n) {

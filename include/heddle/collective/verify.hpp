@@ -283,7 +283,7 @@ constexpr verdict verify(const Topology& t, int size, std::size_t count = 0) {
                 "heddle::verify: a topology must provide schedule all_reduce(int rank, int size, size_t count) const");
   if (size < 1) throw argument_error("heddle::verify: " + std::to_string(size) + " ranks, allowed is 1 or more");
   const std::size_t n = count ? count : static_cast<std::size_t>(size) + 1;
-  std::vector<schedule> all;
+  std::vector<decltype(t.all_reduce(0, size, n))> all;
   for (int r = 0; r < size; ++r) all.push_back(t.all_reduce(r, size, n));
   return detail::prove(all, n, {});
 }
@@ -299,7 +299,7 @@ constexpr verdict verify_blocks(const Topology& t, std::span<const std::size_t> 
     n += c;
   }
   const int size = static_cast<int>(counts.size());
-  std::vector<schedule> scatter, gather;
+  std::vector<decltype(t.reduce_scatter(0, size, blocks))> scatter, gather;
   for (int r = 0; r < size; ++r) {
     scatter.push_back(t.reduce_scatter(r, size, blocks));
     gather.push_back(t.all_gather(r, size, blocks));

@@ -37,33 +37,33 @@ struct options {
 namespace detail {
 using namespace heddle::detail;
 
-// Messages of one round from one rank to another. The sender fills it, the receiver reads the sender's buffers through
-// it and empties it; a sender that gives up takes it back unless it is being read.
-struct alignas(64) box {
-  enum : int { empty, posted, reading };
-  std::atomic<int> state{empty};
-  heddle::header head;
-  std::vector<outgoing> messages;
-  bool filling = false;   // the sender's mark while it collects a round
-  std::size_t taken = 0;  // the receiver's count while it matches a round
-};
-
-struct native_slot {
-  heddle::header head;
-  const void* in = nullptr;
-  void* out = nullptr;
-};
-
-// Where a rank stands, for the message of a peer that has waited too long.
-struct alignas(64) standing {
-  std::atomic<int> waits_for{-1};       // the peer of a pending exchange
-  std::atomic<std::uint64_t> gates{0};  // how often it has come to the gate
-};
-
 // A template, as the communicator is, so that a file that only includes this doesn't pay for what they need of the
 // vectors.
 template <class Session>
 struct world {
+  // Messages of one round from one rank to another. The sender fills it, the receiver reads the sender's buffers through
+  // it and empties it; a sender that gives up takes it back unless it is being read.
+  struct alignas(64) box {
+    enum : int { empty, posted, reading };
+    std::atomic<int> state{empty};
+    heddle::header head;
+    std::vector<outgoing> messages;
+    bool filling = false;   // the sender's mark while it collects a round
+    std::size_t taken = 0;  // the receiver's count while it matches a round
+  };
+
+  struct native_slot {
+    heddle::header head;
+    const void* in = nullptr;
+    void* out = nullptr;
+  };
+
+  // Where a rank stands, for the message of a peer that has waited too long.
+  struct alignas(64) standing {
+    std::atomic<int> waits_for{-1};       // the peer of a pending exchange
+    std::atomic<std::uint64_t> gates{0};  // how often it has come to the gate
+  };
+
   world(std::shared_ptr<Session> s, int n)
       : shared(std::move(s)), ranks(n), boxes(std::make_unique<box[]>(static_cast<std::size_t>(n) * n)),
         standings(std::make_unique<standing[]>(static_cast<std::size_t>(n))), natives(static_cast<std::size_t>(n)) {}
@@ -108,6 +108,7 @@ struct world {
 template <class Session>
 class basic_communicator {
   using world = detail::world<Session>;
+  using box = typename world::box;
 
  public:
   /// @param w State shared by all ranks. @param rank This rank.
@@ -147,8 +148,8 @@ class basic_communicator {
       std::forward<Apply>(apply)(std::span<const arrival>(arrivals_));
       release();
       for (const int peer : sent_) {
-        detail::box& b = world_->between(rank_, peer);
-        await(h, peer, [&] { return b.state.load(std::memory_order_seq_cst) == detail::box::empty; });
+        box& b = world_->between(rank_, peer);
+        await(h, peer, [&] { return b.state.load(std::memory_order_seq_cst) == box::empty; });
       }
     } catch (const std::exception& e) {
       retreat(e.what());
@@ -254,7 +255,7 @@ class basic_communicator {
         throw argument_error("heddle::threads::exchange: peer " + std::to_string(m.peer) + " of rank " +
                              std::to_string(rank_) + " is not one of the other " + std::to_string(size() - 1) + " ranks");
       }
-      detail::box& b = world_->between(rank_, m.peer);
+      box& b = world_->between(rank_, m.peer);
       if (!b.filling) {
         b.filling = true;
         b.messages.clear();
@@ -263,10 +264,10 @@ class basic_communicator {
       b.messages.push_back(m);
     }
     for (const int peer : sent_) {
-      detail::box& b = world_->between(rank_, peer);
+      box& b = world_->between(rank_, peer);
       b.filling = false;
       b.head = h;
-      b.state.store(detail::box::posted, std::memory_order_seq_cst);
+      b.state.store(box::posted, std::memory_order_seq_cst);
       world_->shared->ring(peer);
     }
   }
@@ -277,11 +278,11 @@ class basic_communicator {
       if (m.peer < 0 || m.peer >= size() || m.peer == rank_) {
         throw argument_error("heddle::threads::exchange: peer " + std::to_string(m.peer) + " is not another rank");
       }
-      detail::box& b = world_->between(m.peer, rank_);
-      if (b.state.load(std::memory_order_relaxed) != detail::box::reading) {
+      box& b = world_->between(m.peer, rank_);
+      if (b.state.load(std::memory_order_relaxed) != box::reading) {
         const auto take = [&] {
-          int posted = detail::box::posted;
-          return b.state.compare_exchange_strong(posted, detail::box::reading, std::memory_order_seq_cst);
+          int posted = box::posted;
+          return b.state.compare_exchange_strong(posted, box::reading, std::memory_order_seq_cst);
         };
         await(h, m.peer, take);
         read_.push_back(m.peer);
@@ -294,14 +295,14 @@ class basic_communicator {
       arrivals_.push_back({m.into ? m.into : b.messages[k].data, b.messages[k].contributors});
     }
     for (const int peer : read_) {
-      detail::box& b = world_->between(peer, rank_);
+      box& b = world_->between(peer, rank_);
       if (b.taken != b.messages.size()) mismatch(h, 0, peer, heddle::detail::describe(b.head, b.messages[b.taken].bytes));
     }
   }
 
   void release() noexcept {
     for (const int peer : read_) {
-      world_->between(peer, rank_).state.store(detail::box::empty, std::memory_order_seq_cst);
+      world_->between(peer, rank_).state.store(box::empty, std::memory_order_seq_cst);
       world_->shared->ring(peer);
     }
     read_.clear();
@@ -313,11 +314,11 @@ class basic_communicator {
     if (s.failed() < 0) s.fail(rank_, "an exchange of rank " + std::to_string(rank_) + " failed: " + why);
     release();
     for (const int peer : sent_) {
-      detail::box& b = world_->between(rank_, peer);
+      box& b = world_->between(rank_, peer);
       b.filling = false;
-      int posted = detail::box::posted;
-      if (b.state.compare_exchange_strong(posted, detail::box::empty, std::memory_order_seq_cst)) continue;
-      s.wait(rank_, [&] { return b.state.load(std::memory_order_seq_cst) == detail::box::empty; }, false);
+      int posted = box::posted;
+      if (b.state.compare_exchange_strong(posted, box::empty, std::memory_order_seq_cst)) continue;
+      s.wait(rank_, [&] { return b.state.load(std::memory_order_seq_cst) == box::empty; }, false);
     }
   }
 
