@@ -108,7 +108,6 @@ struct world {
 template <class Session>
 class basic_communicator {
   using world = detail::world<Session>;
-  using box = typename world::box;
 
  public:
   /// @param w State shared by all ranks. @param rank This rank.
@@ -148,8 +147,8 @@ class basic_communicator {
       std::forward<Apply>(apply)(std::span<const arrival>(arrivals_));
       release();
       for (const int peer : sent_) {
-        box& b = world_->between(rank_, peer);
-        await(h, peer, [&] { return b.state.load(std::memory_order_seq_cst) == box::empty; });
+        auto& b = world_->between(rank_, peer);
+        await(h, peer, [&] { return b.state.load(std::memory_order_seq_cst) == b.empty; });
       }
     } catch (const std::exception& e) {
       retreat(e.what());
@@ -255,7 +254,7 @@ class basic_communicator {
         throw argument_error("heddle::threads::exchange: peer " + std::to_string(m.peer) + " of rank " +
                              std::to_string(rank_) + " is not one of the other " + std::to_string(size() - 1) + " ranks");
       }
-      box& b = world_->between(rank_, m.peer);
+      auto& b = world_->between(rank_, m.peer);
       if (!b.filling) {
         b.filling = true;
         b.messages.clear();
@@ -264,10 +263,10 @@ class basic_communicator {
       b.messages.push_back(m);
     }
     for (const int peer : sent_) {
-      box& b = world_->between(rank_, peer);
+      auto& b = world_->between(rank_, peer);
       b.filling = false;
       b.head = h;
-      b.state.store(box::posted, std::memory_order_seq_cst);
+      b.state.store(b.posted, std::memory_order_seq_cst);
       world_->shared->ring(peer);
     }
   }
@@ -278,11 +277,11 @@ class basic_communicator {
       if (m.peer < 0 || m.peer >= size() || m.peer == rank_) {
         throw argument_error("heddle::threads::exchange: peer " + std::to_string(m.peer) + " is not another rank");
       }
-      box& b = world_->between(m.peer, rank_);
-      if (b.state.load(std::memory_order_relaxed) != box::reading) {
+      auto& b = world_->between(m.peer, rank_);
+      if (b.state.load(std::memory_order_relaxed) != b.reading) {
         const auto take = [&] {
-          int posted = box::posted;
-          return b.state.compare_exchange_strong(posted, box::reading, std::memory_order_seq_cst);
+          int posted = b.posted;
+          return b.state.compare_exchange_strong(posted, b.reading, std::memory_order_seq_cst);
         };
         await(h, m.peer, take);
         read_.push_back(m.peer);
@@ -295,14 +294,15 @@ class basic_communicator {
       arrivals_.push_back({m.into ? m.into : b.messages[k].data, b.messages[k].contributors});
     }
     for (const int peer : read_) {
-      box& b = world_->between(peer, rank_);
+      auto& b = world_->between(peer, rank_);
       if (b.taken != b.messages.size()) mismatch(h, 0, peer, heddle::detail::describe(b.head, b.messages[b.taken].bytes));
     }
   }
 
   void release() noexcept {
     for (const int peer : read_) {
-      world_->between(peer, rank_).state.store(box::empty, std::memory_order_seq_cst);
+      auto& b = world_->between(peer, rank_);
+      b.state.store(b.empty, std::memory_order_seq_cst);
       world_->shared->ring(peer);
     }
     read_.clear();
@@ -314,11 +314,11 @@ class basic_communicator {
     if (s.failed() < 0) s.fail(rank_, "an exchange of rank " + std::to_string(rank_) + " failed: " + why);
     release();
     for (const int peer : sent_) {
-      box& b = world_->between(rank_, peer);
+      auto& b = world_->between(rank_, peer);
       b.filling = false;
-      int posted = box::posted;
-      if (b.state.compare_exchange_strong(posted, box::empty, std::memory_order_seq_cst)) continue;
-      s.wait(rank_, [&] { return b.state.load(std::memory_order_seq_cst) == box::empty; }, false);
+      int posted = b.posted;
+      if (b.state.compare_exchange_strong(posted, b.empty, std::memory_order_seq_cst)) continue;
+      s.wait(rank_, [&] { return b.state.load(std::memory_order_seq_cst) == b.empty; }, false);
     }
   }
 
@@ -337,11 +337,11 @@ static_assert(heddle::communicator<communicator> && has_native_all_reduce<commun
 /// @brief Runs f(comm) on `o.ranks` threads, one per rank, and returns when every rank has ended.
 /// Throws: the first exception of any rank, after all have ended: a rank that throws makes every other rank's pending
 /// call fail with comm_error naming it. argument_error if ranks < 1.
-template <class Function>
+template <class Function, class Session = detail::session>
 void run(const options& o, Function&& f) {
   if (o.ranks < 1) throw argument_error("heddle::threads::run: ranks is " + std::to_string(o.ranks) + ", allowed is 1 or more");
-  auto shared = std::make_shared<detail::session>(o.ranks, o.deadline);
-  auto w = std::make_shared<detail::world<detail::session>>(shared, o.ranks);
+  auto shared = std::make_shared<Session>(o.ranks, o.deadline);
+  auto w = std::make_shared<detail::world<Session>>(shared, o.ranks);
   std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(o.ranks));
   std::atomic<int> first{-1};
   const auto body = [&](int rank) {
@@ -352,7 +352,7 @@ void run(const options& o, Function&& f) {
       shared->fail(rank, text);
     };
     try {
-      communicator comm(w, rank);
+      basic_communicator<Session> comm(w, rank);
       f(comm);
     } catch (...) {
       record("rank " + std::to_string(rank) + " threw: " + detail::text_of(std::current_exception()));
