@@ -100,7 +100,8 @@ class all_reduce_plan {
     } else {
       const double factor = l.average ? 1.0 / comm.size() : 1.0;
       if (executor_.prepared_bytes() != l.bytes) {
-        executor_.prepare(comm.rank(), schedule_, l.bytes, fused_ ? std::span<const interval>{} : detail::as_span(owned_));
+        executor_.prepare(comm.rank(), schedule_, l.bytes,
+                          fused_ ? std::span<const interval>{} : detail::as_span(owned_));
       }
       const std::size_t half = schedule_.half(), all = schedule_.rounds();
       if (fused_ || !(l.average || l.scaled())) {

@@ -120,7 +120,8 @@ constexpr Schedule staged_all_reduce(const staged<Schedule>& t, int rank, int si
 }
 
 template <class Schedule>
-constexpr Schedule staged_reduce_scatter(const staged<Schedule>& t, int rank, int size, std::span<const interval> blocks) {
+constexpr Schedule staged_reduce_scatter(const staged<Schedule>& t, int rank, int size,
+                                         std::span<const interval> blocks) {
   Schedule s;
   t.reduce_scatter(s, rank, size, blocks);
   s.split({blocks[static_cast<std::size_t>(rank)]});

@@ -128,7 +128,9 @@ using schedule = basic_schedule<operation>;
 namespace detail {
 template <class Interval>
 constexpr void sort_intervals(std::vector<Interval>& v) {
-  std::sort(v.begin(), v.end(), [](Interval a, Interval b) { return a.begin != b.begin ? a.begin < b.begin : a.count < b.count; });
+  std::sort(v.begin(), v.end(), [](Interval a, Interval b) {
+    return a.begin != b.begin ? a.begin < b.begin : a.count < b.count;
+  });
 }
 }  // namespace detail
 

@@ -41,8 +41,8 @@ using namespace heddle::detail;
 // vectors.
 template <class Session>
 struct world {
-  // Messages of one round from one rank to another. The sender fills it, the receiver reads the sender's buffers through
-  // it and empties it; a sender that gives up takes it back unless it is being read.
+  // Messages of one round from one rank to another. The sender fills it, the receiver reads the sender's buffers
+  // through it and empties it; a sender that gives up takes it back unless it is being read.
   struct alignas(64) box {
     enum : int { empty, posted, reading };
     std::atomic<int> state{empty};

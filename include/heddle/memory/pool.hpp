@@ -341,7 +341,5 @@ class pool {
   std::shared_ptr<state> state_;
 };
 
-static_assert(resource<pool<host_resource>>);
-
 }  // namespace v0
 }  // namespace heddle
