@@ -12,12 +12,13 @@ inline namespace v0 {
 
 namespace detail {
 // Whether intervals [a...] cover exactly the intervals [b...]; both are short.
-inline bool same_cover(std::vector<interval> a, std::vector<interval> b) {
-  const auto tidy = [](std::vector<interval>& v) {
-    std::erase_if(v, [](interval x) { return x.count == 0; });
-    std::sort(v.begin(), v.end(), [](interval x, interval y) { return x.begin < y.begin; });
-    std::vector<interval> joined;
-    for (const interval x : v) {
+template <class Interval>
+bool same_cover(std::vector<Interval> a, std::vector<Interval> b) {
+  const auto tidy = [](std::vector<Interval>& v) {
+    std::erase_if(v, [](Interval x) { return x.count == 0; });
+    sort_intervals(v);
+    std::vector<Interval> joined;
+    for (const Interval x : v) {
       if (!joined.empty() && joined.back() == x) continue;  // several messages reduced into one interval
       if (!joined.empty() && joined.back().end() == x.begin) joined.back().count += x.count;
       else joined.push_back(x);
@@ -30,8 +31,9 @@ inline bool same_cover(std::vector<interval> a, std::vector<interval> b) {
 }
 
 // Whether the last round of the reduce-scatter half reduces exactly what is owned, so that it can finish the values too.
-inline bool last_round_finishes(const schedule& s, const std::vector<interval>& owned) {
-  std::vector<interval> reduced;
+template <class Interval = interval>
+bool last_round_finishes(const schedule& s, const std::vector<Interval>& owned) {
+  std::vector<Interval> reduced;
   if (s.half()) {
     for (const operation& o : s.round(s.half() - 1)) {
       if (o.act == action::reduce) reduced.push_back(o.range);
@@ -61,7 +63,8 @@ constexpr void require_topology() {
 /// @brief A prepared all-reduce: the schedule of this rank for a fixed count, its executor and scratch memory.
 ///
 /// Build it once per buffer size and call it every step; a call allocates nothing after the first.
-template <class Topology>
+/// @tparam Operation heddle::operation.
+template <class Topology, class Operation = operation>
 class all_reduce_plan {
  public:
   /// @param t The topology. @param rank This rank. @param size Number of ranks. @param count Elements.
@@ -80,7 +83,7 @@ class all_reduce_plan {
   /// The schedule; empty for native{}.
   const schedule& plan() const noexcept { return schedule_; }
   /// The executor, for its trace.
-  executor& engine() noexcept { return executor_; }
+  basic_executor<Operation>& engine() noexcept { return executor_; }
 
   /// @brief Reduces `buffer` in place over all ranks; every rank ends with bitwise the same values.
   /// Sync:   returns when this rank's result is complete and no peer reads its buffer.
@@ -97,7 +100,8 @@ class all_reduce_plan {
     } else {
       const double factor = l.average ? 1.0 / comm.size() : 1.0;
       if (executor_.prepared_bytes() != l.bytes) {
-        executor_.prepare(comm.rank(), schedule_, l.bytes, fused_ ? std::span<const interval>{} : owned_);
+        executor_.prepare(comm.rank(), schedule_, l.bytes,
+                          fused_ ? std::span<const interval>{} : detail::as_span(owned_));
       }
       const std::size_t half = schedule_.half(), all = schedule_.rounds();
       if (fused_ || !(l.average || l.scaled())) {
@@ -115,7 +119,7 @@ class all_reduce_plan {
   schedule schedule_;
   std::vector<interval> owned_;
   bool fused_ = false;
-  executor executor_;
+  basic_executor<Operation> executor_;
 };
 
 /// @brief Reduces a buffer over all ranks, in place.

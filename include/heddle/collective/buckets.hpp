@@ -30,9 +30,10 @@ struct buckets {
   /// @brief The buckets in launch order; every tensor is in exactly one.
   /// @param bytes Size of each tensor in bytes; 0 is legal.
   /// Throws: argument_error if a limit is 0.
-  std::vector<bucket> plan(std::span<const std::size_t> bytes) const {
+  template <class Bucket = bucket>
+  std::vector<Bucket> plan(std::span<const std::size_t> bytes) const {
     if (first == 0 || cap == 0) throw argument_error("heddle::buckets: first and cap must be above 0 bytes");
-    std::vector<bucket> all;
+    std::vector<Bucket> all;
     std::size_t size = 0, last = bytes.size();
     for (std::size_t i = bytes.size(); i-- > 0;) {
       size += bytes[i];

@@ -377,5 +377,13 @@ class basic_executor {
 /// @brief The executor of schedules.
 using executor = basic_executor<operation>;
 
+namespace detail {
+// Runs a schedule without reductions once, from its first round to its last.
+template <communicator Comm, class Operation = operation>
+void run_once(Comm& comm, const schedule& s, const header& h, void* buffer, std::size_t bytes) {
+  basic_executor<Operation>{}.run(comm, s, 0, s.rounds(), h, static_cast<std::byte*>(buffer), bytes, nullptr);
+}
+}  // namespace detail
+
 }  // namespace v0
 }  // namespace heddle

@@ -10,8 +10,9 @@ inline namespace v0 {
 
 namespace detail {
 // Blocks one after the other, in rank order.
-inline std::vector<interval> consecutive(std::span<const std::size_t> counts) {
-  std::vector<interval> blocks;
+template <class Interval = interval>
+std::vector<Interval> consecutive(std::span<const std::size_t> counts) {
+  std::vector<Interval> blocks;
   std::size_t at = 0;
   for (const std::size_t n : counts) {
     blocks.push_back({at, n});
@@ -20,9 +21,15 @@ inline std::vector<interval> consecutive(std::span<const std::size_t> counts) {
   return blocks;
 }
 
-inline std::size_t total(std::span<const interval> blocks) { return blocks.empty() ? 0 : blocks.back().end(); }
+// One block of `count` elements for each rank.
+template <class Interval = interval>
+std::vector<Interval> equal_blocks(int ranks, std::size_t count) {
+  std::vector<Interval> blocks;
+  for (int r = 0; r < ranks; ++r) blocks.push_back({static_cast<std::size_t>(r) * count, count});
+  return blocks;
+}
 
-inline void check_counts(const char* what, std::span<const interval> blocks, int size, std::size_t elements) {
+inline void check_counts(const char* what, const std::vector<interval>& blocks, int size, std::size_t elements) {
   std::size_t left = elements;  // subtracting, since a sum could wrap
   bool good = blocks.size() == static_cast<std::size_t>(size);
   for (const interval b : blocks) {
@@ -37,8 +44,9 @@ inline void check_counts(const char* what, std::span<const interval> blocks, int
 }
 
 // Binomial tree from `root`: in round k the ranks at distance below 2^k send to those 2^k further.
-constexpr schedule binomial_broadcast(int rank, int size, int root, std::size_t count) {
-  schedule s;
+template <class Schedule = schedule>
+constexpr Schedule binomial_broadcast(int rank, int size, int root, std::size_t count) {
+  Schedule s;
   const int me = (rank - root + size) % size;
   for (int reach = 1; reach < size; reach *= 2) {
     if (me < reach && me + reach < size) s.add(action::send, (me + reach + root) % size, {0, count});
@@ -46,6 +54,19 @@ constexpr schedule binomial_broadcast(int rank, int size, int root, std::size_t 
     s.next();
   }
   return s;
+}
+
+// Gathers blocks that are in their places.
+template <class Comm, class Topology, class Element>
+void gather_blocks(Comm& comm, const Topology& t, std::span<Element> all, const std::vector<interval>& blocks) {
+  static_assert(has_all_gather_schedule<Topology>,
+                "heddle::all_gather: the topology must provide all_gather(rank, size, blocks); see docs/collective.md");
+  static_assert(std::is_trivially_copyable_v<Element>);
+  check_counts("all_gather", blocks, comm.size(), all.size());
+  check_buffer("all_gather", all.data(), all.size());
+  const schedule s = t.all_gather(comm.rank(), comm.size(), blocks);
+  const header h{operation_kind::all_gather, dtype_of<Element>, 0, 0, comm.next_sequence(), 1, all.size()};
+  run_once(comm, s, h, all.data(), sizeof(Element));
 }
 }  // namespace detail
 
@@ -55,36 +76,27 @@ constexpr schedule binomial_broadcast(int rank, int size, int root, std::size_t 
 /// Throws: argument_error if the counts don't sum to all.size(); comm_error.
 template <communicator Comm, class Topology, class Element>
 void all_gather(Comm& comm, const Topology& t, std::span<Element> all, std::span<const std::size_t> counts) {
-  static_assert(has_all_gather_schedule<Topology>,
-                "heddle::all_gather: the topology must provide all_gather(rank, size, blocks); see docs/collective.md");
-  static_assert(std::is_trivially_copyable_v<Element>);
-  const std::vector<interval> blocks = detail::consecutive(counts);
-  detail::check_counts("all_gather", blocks, comm.size(), all.size());
-  detail::check_buffer("all_gather", all.data(), all.size());
-  const schedule s = t.all_gather(comm.rank(), comm.size(), blocks);
-  const header h{operation_kind::all_gather, dtype_of<Element>, 0, 0, comm.next_sequence(), 1, all.size()};
-  executor x;
-  x.run(comm, s, 0, s.rounds(), h, reinterpret_cast<std::byte*>(all.data()), sizeof(Element), nullptr);
+  detail::gather_blocks(comm, t, all, detail::consecutive(counts));
 }
 
 /// @brief Gathers equal blocks: `all` receives size() times mine.size() elements.
 /// Throws: argument_error if all.size() isn't that; comm_error.
 template <communicator Comm, class Topology, class Element>
 void all_gather(Comm& comm, const Topology& t, std::span<const Element> mine, std::span<Element> all) {
-  const std::vector<std::size_t> counts(static_cast<std::size_t>(comm.size()), mine.size());
-  detail::check_counts("all_gather", detail::consecutive(counts), comm.size(), all.size());
+  const std::vector<interval> blocks = detail::equal_blocks(comm.size(), mine.size());
+  detail::check_counts("all_gather", blocks, comm.size(), all.size());
   detail::check_buffer("all_gather", mine.data(), mine.size());
   detail::check_buffer("all_gather", all.data(), all.size());
   Element* const place = all.data() + mine.size() * static_cast<std::size_t>(comm.rank());
   if (!mine.empty() && place != mine.data()) std::memmove(place, mine.data(), mine.size_bytes());
-  all_gather(comm, t, all, std::span<const std::size_t>(counts));
+  detail::gather_blocks(comm, t, all, blocks);
 }
 
 /// @brief Reduces in place so that this rank's block, given by `counts` in rank order, is final; the rest of `data` is
 /// scratch afterwards.
 /// @return This rank's block inside `data`.
 /// Throws: argument_error if the counts don't sum to data.size(); comm_error.
-template <communicator Comm, class Topology, class Element, class Op = sum>
+template <communicator Comm, class Topology, class Element, class Op = sum, class Operation = operation>
 std::span<Element> reduce_scatter(Comm& comm, const Topology& t, std::span<Element> data,
                                   std::span<const std::size_t> counts, const Op& op = {}) {
   static_assert(has_reduce_scatter_schedule<Topology>,
@@ -97,9 +109,9 @@ std::span<Element> reduce_scatter(Comm& comm, const Topology& t, std::span<Eleme
   const interval own = blocks[static_cast<std::size_t>(comm.rank())];
   const header h{operation_kind::reduce_scatter, l.type, l.id, 0, comm.next_sequence(), 1, data.size()};
   std::byte* const bytes = reinterpret_cast<std::byte*>(data.data());
-  executor x;
+  basic_executor<Operation> x;
   const double factor = l.average ? 1.0 / comm.size() : 1.0;
-  const bool fused = s.half() == s.rounds() && detail::last_round_finishes(s, {own});
+  const bool fused = s.half() == s.rounds() && detail::last_round_finishes<interval>(s, {own});
   x.run(comm, s, 0, s.rounds(), h, bytes, l.bytes, &l, factor, fused);
   if (!fused && comm.size() > 1 && (l.average || l.scaled())) x.finish(own, bytes, l, factor);
   return data.subspan(own.begin, own.count);
@@ -117,8 +129,7 @@ void broadcast(Comm& comm, std::span<Element> data, int root = 0) {
   detail::check_buffer("broadcast", data.data(), data.size());
   const schedule s = detail::binomial_broadcast(comm.rank(), comm.size(), root, data.size());
   const header h{operation_kind::broadcast, dtype_of<Element>, static_cast<std::uint8_t>(root), 0, comm.next_sequence(), 1, data.size()};
-  executor x;
-  x.run(comm, s, 0, s.rounds(), h, reinterpret_cast<std::byte*>(data.data()), sizeof(Element), nullptr);
+  detail::run_once(comm, s, h, data.data(), sizeof(Element));
 }
 
 /// @brief Returns when every rank has called it. Dissemination: ceil(log2 P) rounds.

@@ -19,6 +19,8 @@ enum class exchange {
 namespace detail {
 
 // Staged reduce-scatter and all-gather over a factorisation of the ranks, fastest digit first. Rank = d0 + f0 (d1 + ..).
+// Templates over the schedule, so that a file that only includes this doesn't pay for what they need of the vectors.
+template <class Schedule>
 class staged {
  public:
   constexpr staged(std::vector<int> radices, exchange how) : radices_(std::move(radices)), how_(how) {}
@@ -38,7 +40,7 @@ class staged {
     return blocks;
   }
 
-  constexpr void reduce_scatter(schedule& s, int rank, int size, std::span<const interval> blocks) const {
+  constexpr void reduce_scatter(Schedule& s, int rank, int size, std::span<const interval> blocks) const {
     int stride = 1;
     for (const int f : radices_) {
       stage(s, rank, size, blocks, stride, f, true);
@@ -46,7 +48,7 @@ class staged {
     }
   }
 
-  constexpr void all_gather(schedule& s, int rank, int size, std::span<const interval> blocks) const {
+  constexpr void all_gather(Schedule& s, int rank, int size, std::span<const interval> blocks) const {
     int stride = size;
     for (std::size_t j = radices_.size(); j-- > 0;) {
       stride /= radices_[j];
@@ -63,7 +65,7 @@ class staged {
       const interval b = blocks[static_cast<std::size_t>(owner)];
       if (b.count) runs.push_back(b);
     }
-    std::sort(runs.begin(), runs.end(), [](interval a, interval b) { return a.begin < b.begin; });
+    sort_intervals(runs);
     std::size_t kept = 0;
     for (std::size_t i = 1; i < runs.size(); ++i) {
       if (runs[kept].end() == runs[i].begin) runs[kept].count += runs[i].count;
@@ -73,7 +75,7 @@ class staged {
     return runs;
   }
 
-  constexpr void stage(schedule& s, int rank, int size, std::span<const interval> blocks, int stride, int f,
+  constexpr void stage(Schedule& s, int rank, int size, std::span<const interval> blocks, int stride, int f,
                        bool reducing) const {
     if (f == 1) return;
     const int mine = rank / stride % f;
@@ -107,8 +109,9 @@ class staged {
   exchange how_;
 };
 
-constexpr schedule staged_all_reduce(const staged& t, int rank, int size, std::size_t count) {
-  schedule s;
+template <class Schedule>
+constexpr Schedule staged_all_reduce(const staged<Schedule>& t, int rank, int size, std::size_t count) {
+  Schedule s;
   const std::vector<interval> blocks = t.balanced(size, count);
   t.reduce_scatter(s, rank, size, blocks);
   s.split({blocks[static_cast<std::size_t>(rank)]});
@@ -116,23 +119,27 @@ constexpr schedule staged_all_reduce(const staged& t, int rank, int size, std::s
   return s;
 }
 
-constexpr schedule staged_reduce_scatter(const staged& t, int rank, int size, std::span<const interval> blocks) {
-  schedule s;
+template <class Schedule>
+constexpr Schedule staged_reduce_scatter(const staged<Schedule>& t, int rank, int size,
+                                         std::span<const interval> blocks) {
+  Schedule s;
   t.reduce_scatter(s, rank, size, blocks);
   s.split({blocks[static_cast<std::size_t>(rank)]});
   return s;
 }
 
-constexpr schedule staged_all_gather(const staged& t, int rank, int size, std::span<const interval> blocks) {
-  schedule s;
+template <class Schedule>
+constexpr Schedule staged_all_gather(const staged<Schedule>& t, int rank, int size, std::span<const interval> blocks) {
+  Schedule s;
   t.all_gather(s, rank, size, blocks);
   return s;
 }
 
 // The prime factors of n, smallest first.
-constexpr std::vector<int> prime_factors(int n) {
-  std::vector<int> f;
-  for (int d = 2; d * d <= n; ++d) {
+template <class Number>
+constexpr std::vector<Number> prime_factors(Number n) {
+  std::vector<Number> f;
+  for (Number d = 2; d * d <= n; ++d) {
     for (; n % d == 0; n /= d) f.push_back(d);
   }
   if (n > 1) f.push_back(n);
@@ -171,19 +178,22 @@ struct mixed_radix {
   exchange within = exchange::ring;  ///< How a dimension talks.
 
   /// Schedule of an all-reduce of `count` elements.
-  constexpr schedule all_reduce(int rank, int size, std::size_t count) const {
+  template <class Schedule = schedule>
+  constexpr Schedule all_reduce(int rank, int size, std::size_t count) const {
     check_rank("mixed_radix", rank, size);
-    return detail::staged_all_reduce(stages(size), rank, size, count);
+    return detail::staged_all_reduce(stages<Schedule>(size), rank, size, count);
   }
   /// Schedule of a reduce-scatter: rank r ends with block r.
-  constexpr schedule reduce_scatter(int rank, int size, std::span<const interval> blocks) const {
+  template <class Schedule = schedule>
+  constexpr Schedule reduce_scatter(int rank, int size, std::span<const interval> blocks) const {
     detail::check_blocks("mixed_radix", rank, size, blocks);
-    return detail::staged_reduce_scatter(stages(size), rank, size, blocks);
+    return detail::staged_reduce_scatter(stages<Schedule>(size), rank, size, blocks);
   }
   /// Schedule of an all-gather: rank r begins with block r.
-  constexpr schedule all_gather(int rank, int size, std::span<const interval> blocks) const {
+  template <class Schedule = schedule>
+  constexpr Schedule all_gather(int rank, int size, std::span<const interval> blocks) const {
     detail::check_blocks("mixed_radix", rank, size, blocks);
-    return detail::staged_all_gather(stages(size), rank, size, blocks);
+    return detail::staged_all_gather(stages<Schedule>(size), rank, size, blocks);
   }
   /// For example "mixed_radix 4x2".
   std::string name() const {
@@ -193,7 +203,8 @@ struct mixed_radix {
   }
 
  private:
-  constexpr detail::staged stages(int size) const {
+  template <class Schedule>
+  constexpr detail::staged<Schedule> stages(int size) const {
     std::vector<int> f;
     long long product = 1;
     for (std::size_t i = 0; i < radices.size() && radices[i]; ++i) {
@@ -218,25 +229,29 @@ struct mixed_radix {
 /// Paper:   Patarasuk and Yuan 2009.
 struct ring {
   /// Schedule of an all-reduce of `count` elements.
-  constexpr schedule all_reduce(int rank, int size, std::size_t count) const {
+  template <class Schedule = schedule>
+  constexpr Schedule all_reduce(int rank, int size, std::size_t count) const {
     check_rank("ring", rank, size);
-    return detail::staged_all_reduce(stages(size), rank, size, count);
+    return detail::staged_all_reduce(stages<Schedule>(size), rank, size, count);
   }
   /// Schedule of a reduce-scatter: rank r ends with block r.
-  constexpr schedule reduce_scatter(int rank, int size, std::span<const interval> blocks) const {
+  template <class Schedule = schedule>
+  constexpr Schedule reduce_scatter(int rank, int size, std::span<const interval> blocks) const {
     detail::check_blocks("ring", rank, size, blocks);
-    return detail::staged_reduce_scatter(stages(size), rank, size, blocks);
+    return detail::staged_reduce_scatter(stages<Schedule>(size), rank, size, blocks);
   }
   /// Schedule of an all-gather: rank r begins with block r.
-  constexpr schedule all_gather(int rank, int size, std::span<const interval> blocks) const {
+  template <class Schedule = schedule>
+  constexpr Schedule all_gather(int rank, int size, std::span<const interval> blocks) const {
     detail::check_blocks("ring", rank, size, blocks);
-    return detail::staged_all_gather(stages(size), rank, size, blocks);
+    return detail::staged_all_gather(stages<Schedule>(size), rank, size, blocks);
   }
   /// "ring".
   std::string name() const { return "ring"; }
 
  private:
-  static constexpr detail::staged stages(int size) { return {{size}, exchange::ring}; }
+  template <class Schedule>
+  static constexpr detail::staged<Schedule> stages(int size) { return {{size}, exchange::ring}; }
 };
 
 /// @brief Everybody sends everybody its block: fewest roundings, all links at once. The default for 16-bit elements.
@@ -246,25 +261,29 @@ struct ring {
 /// Error:   1 rounding, contributions added in rank order: the result doesn't depend on which rank owns what.
 struct direct {
   /// Schedule of an all-reduce of `count` elements.
-  constexpr schedule all_reduce(int rank, int size, std::size_t count) const {
+  template <class Schedule = schedule>
+  constexpr Schedule all_reduce(int rank, int size, std::size_t count) const {
     check_rank("direct", rank, size);
-    return detail::staged_all_reduce(stages(size), rank, size, count);
+    return detail::staged_all_reduce(stages<Schedule>(size), rank, size, count);
   }
   /// Schedule of a reduce-scatter: rank r ends with block r.
-  constexpr schedule reduce_scatter(int rank, int size, std::span<const interval> blocks) const {
+  template <class Schedule = schedule>
+  constexpr Schedule reduce_scatter(int rank, int size, std::span<const interval> blocks) const {
     detail::check_blocks("direct", rank, size, blocks);
-    return detail::staged_reduce_scatter(stages(size), rank, size, blocks);
+    return detail::staged_reduce_scatter(stages<Schedule>(size), rank, size, blocks);
   }
   /// Schedule of an all-gather: rank r begins with block r.
-  constexpr schedule all_gather(int rank, int size, std::span<const interval> blocks) const {
+  template <class Schedule = schedule>
+  constexpr Schedule all_gather(int rank, int size, std::span<const interval> blocks) const {
     detail::check_blocks("direct", rank, size, blocks);
-    return detail::staged_all_gather(stages(size), rank, size, blocks);
+    return detail::staged_all_gather(stages<Schedule>(size), rank, size, blocks);
   }
   /// "direct".
   std::string name() const { return "direct"; }
 
  private:
-  static constexpr detail::staged stages(int size) { return {{size}, exchange::direct}; }
+  template <class Schedule>
+  static constexpr detail::staged<Schedule> stages(int size) { return {{size}, exchange::direct}; }
 };
 
 /// @brief Two rings across each other: rows of `width` neighbouring ranks, then columns.
@@ -278,25 +297,29 @@ struct torus_2d {
   int width = 0;  ///< Ranks of a row; 0: the largest divisor of P up to its square root.
 
   /// Schedule of an all-reduce of `count` elements.
-  constexpr schedule all_reduce(int rank, int size, std::size_t count) const {
+  template <class Schedule = schedule>
+  constexpr Schedule all_reduce(int rank, int size, std::size_t count) const {
     check_rank("torus_2d", rank, size);
-    return detail::staged_all_reduce(stages(size), rank, size, count);
+    return detail::staged_all_reduce(stages<Schedule>(size), rank, size, count);
   }
   /// Schedule of a reduce-scatter: rank r ends with block r.
-  constexpr schedule reduce_scatter(int rank, int size, std::span<const interval> blocks) const {
+  template <class Schedule = schedule>
+  constexpr Schedule reduce_scatter(int rank, int size, std::span<const interval> blocks) const {
     detail::check_blocks("torus_2d", rank, size, blocks);
-    return detail::staged_reduce_scatter(stages(size), rank, size, blocks);
+    return detail::staged_reduce_scatter(stages<Schedule>(size), rank, size, blocks);
   }
   /// Schedule of an all-gather: rank r begins with block r.
-  constexpr schedule all_gather(int rank, int size, std::span<const interval> blocks) const {
+  template <class Schedule = schedule>
+  constexpr Schedule all_gather(int rank, int size, std::span<const interval> blocks) const {
     detail::check_blocks("torus_2d", rank, size, blocks);
-    return detail::staged_all_gather(stages(size), rank, size, blocks);
+    return detail::staged_all_gather(stages<Schedule>(size), rank, size, blocks);
   }
   /// "torus_2d".
   std::string name() const { return "torus_2d"; }
 
  private:
-  constexpr detail::staged stages(int size) const {
+  template <class Schedule>
+  constexpr detail::staged<Schedule> stages(int size) const {
     const int x = width ? width : detail::middle_divisor(size);
     if (x < 1 || size % x) {
       throw argument_error("heddle::torus_2d: width " + std::to_string(width) + " does not divide " +
@@ -315,25 +338,29 @@ struct torus_2d {
 /// Paper:   Rabenseifner 2004; Thakur et al. 2005.
 struct halving_doubling {
   /// Schedule of an all-reduce of `count` elements.
-  constexpr schedule all_reduce(int rank, int size, std::size_t count) const {
+  template <class Schedule = schedule>
+  constexpr Schedule all_reduce(int rank, int size, std::size_t count) const {
     check_rank("halving_doubling", rank, size);
-    return detail::staged_all_reduce(stages(size), rank, size, count);
+    return detail::staged_all_reduce(stages<Schedule>(size), rank, size, count);
   }
   /// Schedule of a reduce-scatter: rank r ends with block r.
-  constexpr schedule reduce_scatter(int rank, int size, std::span<const interval> blocks) const {
+  template <class Schedule = schedule>
+  constexpr Schedule reduce_scatter(int rank, int size, std::span<const interval> blocks) const {
     detail::check_blocks("halving_doubling", rank, size, blocks);
-    return detail::staged_reduce_scatter(stages(size), rank, size, blocks);
+    return detail::staged_reduce_scatter(stages<Schedule>(size), rank, size, blocks);
   }
   /// Schedule of an all-gather: rank r begins with block r.
-  constexpr schedule all_gather(int rank, int size, std::span<const interval> blocks) const {
+  template <class Schedule = schedule>
+  constexpr Schedule all_gather(int rank, int size, std::span<const interval> blocks) const {
     detail::check_blocks("halving_doubling", rank, size, blocks);
-    return detail::staged_all_gather(stages(size), rank, size, blocks);
+    return detail::staged_all_gather(stages<Schedule>(size), rank, size, blocks);
   }
   /// "halving_doubling".
   std::string name() const { return "halving_doubling"; }
 
  private:
-  static constexpr detail::staged stages(int size) { return {detail::prime_factors(size), exchange::direct}; }
+  template <class Schedule>
+  static constexpr detail::staged<Schedule> stages(int size) { return {detail::prime_factors(size), exchange::direct}; }
 };
 static_assert(topology<mixed_radix> && topology<ring> && topology<direct> && topology<torus_2d> &&
               topology<halving_doubling>);

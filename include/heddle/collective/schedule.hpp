@@ -3,7 +3,9 @@
 #pragma once
 
 #include <heddle/core/error.hpp>
+#include <heddle/core/slice.hpp>
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -50,7 +52,9 @@ struct operation {
 ///
 /// The rounds before `half()` are the reduce-scatter half: after them each element is final on one owner, `owned()`
 /// says which are this rank's. A schedule without halves has half() == rounds() and owns every element.
-class schedule {
+/// @tparam Operation heddle::operation; use the name `schedule`.
+template <class Operation>
+class basic_schedule {
  public:
   /// Adds an operation to the current round; dropped if `range` is empty.
   constexpr void add(action act, int peer, interval range) {
@@ -67,18 +71,18 @@ class schedule {
   /// Number of rounds.
   constexpr std::size_t rounds() const noexcept { return ends_.size(); }
   /// The operations of round r.
-  constexpr std::span<const operation> round(std::size_t r) const {
+  constexpr std::span<const Operation> round(std::size_t r) const {
     const std::size_t from = r ? ends_[r - 1] : 0;
-    return std::span<const operation>(operations_).subspan(from, ends_[r] - from);
+    return {operations_.data() + from, ends_[r] - from};
   }
   /// All operations, round after round.
-  constexpr std::span<const operation> operations() const noexcept { return operations_; }
+  constexpr std::span<const Operation> operations() const noexcept { return detail::as_span(operations_); }
   /// Rounds of the reduce-scatter half.
   constexpr std::size_t half() const noexcept { return halved_ ? half_ : ends_.size(); }
   /// Whether the schedule has halves.
   constexpr bool halved() const noexcept { return halved_; }
   /// What is final here after half() rounds; meaningful where halved().
-  constexpr std::span<const interval> owned() const noexcept { return owned_; }
+  constexpr std::span<const interval> owned() const noexcept { return detail::as_span(owned_); }
 
   /// Appends empty rounds until there are n.
   constexpr void pad(std::size_t n) {
@@ -86,9 +90,9 @@ class schedule {
   }
   /// Appends rounds [from, to) of another schedule; `peer` maps its ranks, `offset` is added to its intervals.
   template <class Peer>
-  constexpr void append(const schedule& o, std::size_t from, std::size_t to, Peer&& peer, std::size_t offset) {
+  constexpr void append(const basic_schedule& o, std::size_t from, std::size_t to, Peer&& peer, std::size_t offset) {
     for (std::size_t r = from; r < to; ++r) {
-      for (const operation& x : o.round(r)) {
+      for (const Operation& x : o.round(r)) {
         add(x.act, peer(static_cast<int>(x.peer)), {x.range.begin + offset, x.range.count});
       }
       next();
@@ -98,25 +102,37 @@ class schedule {
   /// Appends schedules that run at the same time: round r of all of them is one round. Without `take_part` only as many
   /// empty rounds. `peer` maps their ranks.
   template <class Peer>
-  constexpr void append_merged(std::span<const schedule> parts, bool take_part, Peer&& peer) {
+  constexpr void append_merged(std::span<const basic_schedule> parts, bool take_part, Peer&& peer) {
     std::size_t rounds = 0;
-    for (const schedule& p : parts) rounds = p.rounds() > rounds ? p.rounds() : rounds;
+    for (const basic_schedule& p : parts) rounds = p.rounds() > rounds ? p.rounds() : rounds;
     for (std::size_t r = 0; r < rounds; ++r) {
-      for (const schedule& p : parts) {
+      for (const basic_schedule& p : parts) {
         if (!take_part || r >= p.rounds()) continue;
-        for (const operation& o : p.round(r)) add(o.act, peer(static_cast<int>(o.peer)), o.range);
+        for (const Operation& o : p.round(r)) add(o.act, peer(static_cast<int>(o.peer)), o.range);
       }
       next();
     }
   }
 
  private:
-  std::vector<operation> operations_;
+  std::vector<Operation> operations_;
   std::vector<std::size_t> ends_;
   std::vector<interval> owned_;
   std::size_t half_ = 0;
   bool halved_ = false;
 };
+
+/// @brief The schedule of one rank.
+using schedule = basic_schedule<operation>;
+
+namespace detail {
+template <class Interval>
+constexpr void sort_intervals(std::vector<Interval>& v) {
+  std::sort(v.begin(), v.end(), [](Interval a, Interval b) {
+    return a.begin != b.begin ? a.begin < b.begin : a.count < b.count;
+  });
+}
+}  // namespace detail
 
 /// @brief Block i of n elements cut into `parts`: the first n % parts blocks have one element more. 64-bit throughout.
 constexpr interval balanced_block(std::size_t n, std::size_t parts, std::size_t i) noexcept {

@@ -59,10 +59,14 @@ constexpr std::uint64_t contribution(int rank, int size) noexcept {
   return z ^ (z >> 31);
 }
 
+// The proof and its parts are templates over the schedule, so that a file that only includes this doesn't pay for what
+// they need of the vectors.
+
 // The buffer cut where any interval begins or ends: pieces that no operation splits.
+template <class Schedule>
 class atoms {
  public:
-  constexpr atoms(std::span<const schedule> all, std::span<const interval> extra, std::size_t count) {
+  constexpr atoms(const std::vector<Schedule>& all, std::span<const interval> extra, std::size_t count) {
     std::size_t limit = 1024;
     cuts_.push_back(0);
     cuts_.push_back(count);
@@ -71,7 +75,7 @@ class atoms {
       cuts_.push_back(b.end());
     };
     for (const interval b : extra) add(b);
-    for (const schedule& s : all) {
+    for (const Schedule& s : all) {
       for (const operation& o : s.operations()) {
         if (o.act != action::send) continue;  // a receive has the interval of its send
         add(o.range);
@@ -101,12 +105,9 @@ class atoms {
   std::vector<std::size_t> cuts_;
 };
 
-constexpr void sort_intervals(std::vector<interval>& v) {
-  std::sort(v.begin(), v.end(), [](interval a, interval b) { return a.begin != b.begin ? a.begin < b.begin : a.count < b.count; });
-}
-
 // Of a sorted list; where any two overlap, two neighbours do.
-constexpr bool neighbours_overlap(std::span<const interval> v) {
+template <class Interval>
+constexpr bool neighbours_overlap(const std::vector<Interval>& v) {
   for (std::size_t i = 1; i < v.size(); ++i) {
     if (v[i - 1].overlaps(v[i])) return true;
   }
@@ -114,8 +115,9 @@ constexpr bool neighbours_overlap(std::span<const interval> v) {
 }
 
 // Whether b overlaps one of a sorted, disjoint list.
-constexpr bool overlaps_any(std::span<const interval> v, interval b) {
-  const auto x = std::partition_point(v.begin(), v.end(), [&](interval a) { return a.end() <= b.begin; });
+template <class Interval>
+constexpr bool overlaps_any(const std::vector<Interval>& v, Interval b) {
+  const auto x = std::partition_point(v.begin(), v.end(), [&](Interval a) { return a.end() <= b.begin; });
   return x != v.end() && x->overlaps(b);
 }
 
@@ -126,14 +128,15 @@ struct goal {
   bool ends_with_block = false;      // reduce-scatter: only its block must be complete
 };
 
-constexpr verdict prove(std::span<const schedule> all, std::size_t count, goal g) {
+template <class Schedule>
+constexpr verdict prove(const std::vector<Schedule>& all, std::size_t count, goal g) {
   const int size = static_cast<int>(all.size());
   const auto at = [](int r) { return static_cast<std::size_t>(r); };
   std::uint64_t full = 0;
   for (int r = 0; r < size; ++r) full += contribution(r, size);
   const std::size_t rounds = all[0].rounds();
   for (int r = 0; r < size; ++r) {
-    const schedule& s = all[at(r)];
+    const Schedule& s = all[at(r)];
     if (s.rounds() != rounds || s.half() != all[0].half() || s.halved() != all[0].halved()) {
       return {fault::rounds_differ, r, s.rounds()};
     }
@@ -280,7 +283,7 @@ constexpr verdict verify(const Topology& t, int size, std::size_t count = 0) {
                 "heddle::verify: a topology must provide schedule all_reduce(int rank, int size, size_t count) const");
   if (size < 1) throw argument_error("heddle::verify: " + std::to_string(size) + " ranks, allowed is 1 or more");
   const std::size_t n = count ? count : static_cast<std::size_t>(size) + 1;
-  std::vector<schedule> all;
+  std::vector<decltype(t.all_reduce(0, size, n))> all;
   for (int r = 0; r < size; ++r) all.push_back(t.all_reduce(r, size, n));
   return detail::prove(all, n, {});
 }
@@ -296,7 +299,7 @@ constexpr verdict verify_blocks(const Topology& t, std::span<const std::size_t> 
     n += c;
   }
   const int size = static_cast<int>(counts.size());
-  std::vector<schedule> scatter, gather;
+  std::vector<decltype(t.reduce_scatter(0, size, blocks))> scatter, gather;
   for (int r = 0; r < size; ++r) {
     scatter.push_back(t.reduce_scatter(r, size, blocks));
     gather.push_back(t.all_gather(r, size, blocks));

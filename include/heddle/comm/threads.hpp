@@ -37,31 +37,34 @@ struct options {
 namespace detail {
 using namespace heddle::detail;
 
-// Messages of one round from one rank to another. The sender fills it, the receiver reads the sender's buffers through
-// it and empties it; a sender that gives up takes it back unless it is being read.
-struct alignas(64) box {
-  enum : int { empty, posted, reading };
-  std::atomic<int> state{empty};
-  heddle::header head;
-  std::vector<outgoing> messages;
-  bool filling = false;   // the sender's mark while it collects a round
-  std::size_t taken = 0;  // the receiver's count while it matches a round
-};
-
-struct native_slot {
-  heddle::header head;
-  const void* in = nullptr;
-  void* out = nullptr;
-};
-
-// Where a rank stands, for the message of a peer that has waited too long.
-struct alignas(64) standing {
-  std::atomic<int> waits_for{-1};       // the peer of a pending exchange
-  std::atomic<std::uint64_t> gates{0};  // how often it has come to the gate
-};
-
+// A template, as the communicator is, so that a file that only includes this doesn't pay for what they need of the
+// vectors.
+template <class Session>
 struct world {
-  world(std::shared_ptr<session> s, int n)
+  // Messages of one round from one rank to another. The sender fills it, the receiver reads the sender's buffers
+  // through it and empties it; a sender that gives up takes it back unless it is being read.
+  struct alignas(64) box {
+    enum : int { empty, posted, reading };
+    std::atomic<int> state{empty};
+    heddle::header head;
+    std::vector<outgoing> messages;
+    bool filling = false;   // the sender's mark while it collects a round
+    std::size_t taken = 0;  // the receiver's count while it matches a round
+  };
+
+  struct native_slot {
+    heddle::header head;
+    const void* in = nullptr;
+    void* out = nullptr;
+  };
+
+  // Where a rank stands, for the message of a peer that has waited too long.
+  struct alignas(64) standing {
+    std::atomic<int> waits_for{-1};       // the peer of a pending exchange
+    std::atomic<std::uint64_t> gates{0};  // how often it has come to the gate
+  };
+
+  world(std::shared_ptr<Session> s, int n)
       : shared(std::move(s)), ranks(n), boxes(std::make_unique<box[]>(static_cast<std::size_t>(n) * n)),
         standings(std::make_unique<standing[]>(static_cast<std::size_t>(n))), natives(static_cast<std::size_t>(n)) {}
   box& between(int source, int destination) { return boxes[static_cast<std::size_t>(source) * ranks + destination]; }
@@ -84,7 +87,7 @@ struct world {
     return -1;
   }
 
-  std::shared_ptr<session> shared;
+  std::shared_ptr<Session> shared;
   int ranks;
   std::unique_ptr<box[]> boxes;
   std::unique_ptr<standing[]> standings;
@@ -99,12 +102,16 @@ struct world {
 /// Waiting ranks spin only where cores are free, then yield, then sleep on a condition variable, so that more ranks
 /// than cores make progress. A rank that fails first takes back what no peer has begun to read and waits for those who
 /// have, so that nobody reads a buffer that is being destroyed.
+/// @tparam Session What the ranks share beside their messages; use the name `communicator`.
 /// Sync:   every member blocks until its part of the round is done.
 /// Throws: comm_error naming the rank at fault, when it failed, called something else, or missed the deadline.
-class communicator {
+template <class Session>
+class basic_communicator {
+  using world = detail::world<Session>;
+
  public:
   /// @param w State shared by all ranks. @param rank This rank.
-  communicator(std::shared_ptr<detail::world> w, int rank) : world_(std::move(w)), rank_(rank) {}
+  basic_communicator(std::shared_ptr<world> w, int rank) : world_(std::move(w)), rank_(rank) {}
 
   /// This rank, 0 .. size() - 1.
   int rank() const noexcept { return rank_; }
@@ -117,11 +124,11 @@ class communicator {
   void fail(const std::string& text) { world_->shared->fail(rank_, text); }
 
   /// @brief A second communicator of the same ranks, for another thread. Collective.
-  communicator duplicate() {
+  basic_communicator duplicate() {
     const header h{.kind = operation_kind::control};
-    if (rank_ == 0) world_->child = std::make_shared<detail::world>(world_->shared, world_->ranks);
+    if (rank_ == 0) world_->child = std::make_shared<world>(world_->shared, world_->ranks);
     meet(h, false);
-    std::shared_ptr<detail::world> child = world_->child;
+    std::shared_ptr<world> child = world_->child;
     meet(h, true);
     if (rank_ == 0) world_->child.reset();
     return {std::move(child), rank_};
@@ -130,7 +137,7 @@ class communicator {
   /// @brief One round; see the communicator concept.
   template <class Apply>
   void exchange(header h, std::span<const outgoing> out, std::span<const incoming> in, Apply&& apply) {
-    detail::session& s = *world_->shared;
+    Session& s = *world_->shared;
     if (s.failed() >= 0) pass(h, detail::wait_end::failed, -1);
     sent_.clear();
     read_.clear();
@@ -140,8 +147,8 @@ class communicator {
       std::forward<Apply>(apply)(std::span<const arrival>(arrivals_));
       release();
       for (const int peer : sent_) {
-        detail::box& b = world_->between(rank_, peer);
-        await(h, peer, [&] { return b.state.load(std::memory_order_seq_cst) == detail::box::empty; });
+        auto& b = world_->between(rank_, peer);
+        await(h, peer, [&] { return b.state.load(std::memory_order_seq_cst) == b.empty; });
       }
     } catch (const std::exception& e) {
       retreat(e.what());
@@ -159,7 +166,7 @@ class communicator {
   /// @param count Elements. @param l The reduction.
   /// @return Whether a value of this rank's block left float16's range.
   bool native_all_reduce(header h, const void* in, void* out, std::size_t count, const leaf& l) {
-    detail::session& s = *world_->shared;
+    Session& s = *world_->shared;
     const auto me = static_cast<std::size_t>(rank_), p = static_cast<std::size_t>(size());
     world_->natives[me] = {h, in, out};
     meet(h, false);
@@ -223,7 +230,7 @@ class communicator {
 
   // Throws unless the wait ended well; tells every rank why.
   void pass(const header& h, detail::wait_end end, int peer) {
-    detail::session& s = *world_->shared;
+    Session& s = *world_->shared;
     if (end == detail::wait_end::ready) return;
     if (end == detail::wait_end::failed) throw comm_error(name_of(h.kind), rank_, s.failed(), s.failure());
     const std::string text =
@@ -247,7 +254,7 @@ class communicator {
         throw argument_error("heddle::threads::exchange: peer " + std::to_string(m.peer) + " of rank " +
                              std::to_string(rank_) + " is not one of the other " + std::to_string(size() - 1) + " ranks");
       }
-      detail::box& b = world_->between(rank_, m.peer);
+      auto& b = world_->between(rank_, m.peer);
       if (!b.filling) {
         b.filling = true;
         b.messages.clear();
@@ -256,10 +263,10 @@ class communicator {
       b.messages.push_back(m);
     }
     for (const int peer : sent_) {
-      detail::box& b = world_->between(rank_, peer);
+      auto& b = world_->between(rank_, peer);
       b.filling = false;
       b.head = h;
-      b.state.store(detail::box::posted, std::memory_order_seq_cst);
+      b.state.store(b.posted, std::memory_order_seq_cst);
       world_->shared->ring(peer);
     }
   }
@@ -270,11 +277,11 @@ class communicator {
       if (m.peer < 0 || m.peer >= size() || m.peer == rank_) {
         throw argument_error("heddle::threads::exchange: peer " + std::to_string(m.peer) + " is not another rank");
       }
-      detail::box& b = world_->between(m.peer, rank_);
-      if (b.state.load(std::memory_order_relaxed) != detail::box::reading) {
+      auto& b = world_->between(m.peer, rank_);
+      if (b.state.load(std::memory_order_relaxed) != b.reading) {
         const auto take = [&] {
-          int posted = detail::box::posted;
-          return b.state.compare_exchange_strong(posted, detail::box::reading, std::memory_order_seq_cst);
+          int posted = b.posted;
+          return b.state.compare_exchange_strong(posted, b.reading, std::memory_order_seq_cst);
         };
         await(h, m.peer, take);
         read_.push_back(m.peer);
@@ -287,14 +294,15 @@ class communicator {
       arrivals_.push_back({m.into ? m.into : b.messages[k].data, b.messages[k].contributors});
     }
     for (const int peer : read_) {
-      detail::box& b = world_->between(peer, rank_);
+      auto& b = world_->between(peer, rank_);
       if (b.taken != b.messages.size()) mismatch(h, 0, peer, heddle::detail::describe(b.head, b.messages[b.taken].bytes));
     }
   }
 
   void release() noexcept {
     for (const int peer : read_) {
-      world_->between(peer, rank_).state.store(detail::box::empty, std::memory_order_seq_cst);
+      auto& b = world_->between(peer, rank_);
+      b.state.store(b.empty, std::memory_order_seq_cst);
       world_->shared->ring(peer);
     }
     read_.clear();
@@ -302,35 +310,38 @@ class communicator {
 
   // First tell everybody, then let nobody begin to read here, then wait for those who have begun.
   void retreat(const char* why) noexcept {
-    detail::session& s = *world_->shared;
+    Session& s = *world_->shared;
     if (s.failed() < 0) s.fail(rank_, "an exchange of rank " + std::to_string(rank_) + " failed: " + why);
     release();
     for (const int peer : sent_) {
-      detail::box& b = world_->between(rank_, peer);
+      auto& b = world_->between(rank_, peer);
       b.filling = false;
-      int posted = detail::box::posted;
-      if (b.state.compare_exchange_strong(posted, detail::box::empty, std::memory_order_seq_cst)) continue;
-      s.wait(rank_, [&] { return b.state.load(std::memory_order_seq_cst) == detail::box::empty; }, false);
+      int posted = b.posted;
+      if (b.state.compare_exchange_strong(posted, b.empty, std::memory_order_seq_cst)) continue;
+      s.wait(rank_, [&] { return b.state.load(std::memory_order_seq_cst) == b.empty; }, false);
     }
   }
 
-  std::shared_ptr<detail::world> world_;
+  std::shared_ptr<world> world_;
   int rank_;
   std::uint16_t sequence_ = 0;
   std::vector<int> sent_, read_;  // peers of this round
   std::vector<arrival> arrivals_;
   std::vector<operand> operands_;
 };
+
+/// @brief The communicator that threads::run hands to each rank.
+using communicator = basic_communicator<detail::session>;
 static_assert(heddle::communicator<communicator> && has_native_all_reduce<communicator>);
 
 /// @brief Runs f(comm) on `o.ranks` threads, one per rank, and returns when every rank has ended.
 /// Throws: the first exception of any rank, after all have ended: a rank that throws makes every other rank's pending
 /// call fail with comm_error naming it. argument_error if ranks < 1.
-template <class Function>
+template <class Function, class Session = detail::session>
 void run(const options& o, Function&& f) {
   if (o.ranks < 1) throw argument_error("heddle::threads::run: ranks is " + std::to_string(o.ranks) + ", allowed is 1 or more");
-  auto shared = std::make_shared<detail::session>(o.ranks, o.deadline);
-  auto w = std::make_shared<detail::world>(shared, o.ranks);
+  auto shared = std::make_shared<Session>(o.ranks, o.deadline);
+  auto w = std::make_shared<detail::world<Session>>(shared, o.ranks);
   std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(o.ranks));
   std::atomic<int> first{-1};
   const auto body = [&](int rank) {
@@ -341,7 +352,7 @@ void run(const options& o, Function&& f) {
       shared->fail(rank, text);
     };
     try {
-      communicator comm(w, rank);
+      basic_communicator<Session> comm(w, rank);
       f(comm);
     } catch (...) {
       record("rank " + std::to_string(rank) + " threw: " + detail::text_of(std::current_exception()));

@@ -16,7 +16,8 @@ inline namespace v0 {
 namespace detail {
 // The k elements of largest magnitude, as indices in rising order. Total order: larger bits of |v| first, then the
 // lower index; so +0 and -0 are equal, and ties are the same on every run. v must be finite.
-inline void select_largest(slice<const float> v, std::size_t k, std::vector<std::uint32_t>& chosen) {
+template <class Index>
+void select_largest(slice<const float> v, std::size_t k, std::vector<Index>& chosen) {
   chosen.clear();
   if (k == 0) return;
   const auto key = [&](std::size_t i) { return std::bit_cast<std::uint32_t>(v[i]) & 0x7fffffffu; };
@@ -109,8 +110,9 @@ struct dgc {
 
   /// @brief Appends this rank's packet; reads gradient and state, changes neither.
   /// Packet: u32 flag (1: the gradient isn't finite, nothing follows), u32 entries, u32 indices rising, f32 values.
+  template <class Allocator>
   void encode(slice<const float> g, float factor, float* const* state, const encode_context& x,
-              std::vector<std::byte>& packet) const {
+              std::vector<std::byte, Allocator>& packet) const {
     if (g.count >= 0xffffffffull) {
       throw argument_error("heddle::dgc: a tensor of " + std::to_string(g.count) +
                            " elements, allowed is below 2^32 - 1");

@@ -8,11 +8,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <memory>
 #include <string>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -21,14 +19,25 @@ namespace heddle {
 inline namespace v0 {
 
 namespace detail {
-inline std::uint64_t fnv1a(const std::byte* p, std::size_t n, std::uint64_t h = 0xcbf29ce484222325ull) noexcept {
-  for (std::size_t i = 0; i < n; ++i) h = (h ^ static_cast<std::uint64_t>(p[i])) * 0x100000001b3ull;
+inline std::uint64_t fnv1a(const void* data, std::size_t n, std::uint64_t h = 0xcbf29ce484222325ull) noexcept {
+  const auto* const p = static_cast<const unsigned char*>(data);
+  for (std::size_t i = 0; i < n; ++i) h = (h ^ p[i]) * 0x100000001b3ull;
   return h;
 }
-struct close_file {
-  void operator()(std::FILE* f) const noexcept { std::fclose(f); }
+// A file that is closed when it goes out of scope.
+class file {
+ public:
+  file(const std::string& path, const char* mode) : file_(std::fopen(path.c_str(), mode)) {}
+  file(const file&) = delete;
+  file& operator=(const file&) = delete;
+  ~file() { close(); }
+  explicit operator bool() const noexcept { return file_ != nullptr; }
+  std::FILE* get() const noexcept { return file_; }
+  bool close() noexcept { return !file_ || std::fclose(std::exchange(file_, nullptr)) == 0; }
+
+ private:
+  std::FILE* file_;
 };
-using file = std::unique_ptr<std::FILE, close_file>;
 }  // namespace detail
 
 /// @brief Collects a checkpoint in memory, then writes it whole: to a temporary name, synchronised to disk,
@@ -62,18 +71,18 @@ class archive_writer {
     char head[8] = {'H', 'E', 'D', 'D', 'L', 'E'};
     std::memcpy(head + 6, &version, 2);
     const std::uint64_t length = content_.size();
-    std::uint64_t sum = detail::fnv1a(reinterpret_cast<const std::byte*>(head), sizeof head);
-    sum = detail::fnv1a(reinterpret_cast<const std::byte*>(&length), sizeof length, sum);
+    std::uint64_t sum = detail::fnv1a(head, sizeof head);
+    sum = detail::fnv1a(&length, sizeof length, sum);
     sum = detail::fnv1a(content_.data(), content_.size(), sum);
     {
-      detail::file f(std::fopen(temporary.c_str(), "wb"));
+      detail::file f(temporary, "wb");
       const bool good =
           f && std::fwrite(head, 1, sizeof head, f.get()) == sizeof head &&
           std::fwrite(&length, sizeof length, 1, f.get()) == 1 &&
           (content_.empty() || std::fwrite(content_.data(), 1, content_.size(), f.get()) == content_.size()) &&
           std::fwrite(&sum, sizeof sum, 1, f.get()) == 1 && std::fflush(f.get()) == 0 && ::fsync(::fileno(f.get())) == 0;
       // Closing can still fail where the file system writes late.
-      if ((f && std::fclose(f.release()) != 0) || !good) {
+      if (!f.close() || !good) {
         std::remove(temporary.c_str());
         throw file_error("heddle: can't write " + temporary);
       }
@@ -93,10 +102,9 @@ class archive_writer {
 
  private:
   void append(const void* p, std::size_t n) {
-    const auto* b = static_cast<const std::byte*>(p);
-    content_.insert(content_.end(), b, b + n);
+    content_.append(static_cast<const char*>(p), n);
   }
-  std::vector<std::byte> content_;
+  std::string content_;
 };
 
 /// @brief Reads what archive_writer wrote; nothing is returned before the whole file has been checked.
@@ -105,11 +113,11 @@ class archive_reader {
   /// @brief Reads and checks a file.
   /// Throws: file_error naming the path and what is wrong: missing, not a Heddle file, version, length, checksum.
   explicit archive_reader(std::string path) : path_(std::move(path)) {
-    detail::file f(std::fopen(path_.c_str(), "rb"));
+    detail::file f(path_, "rb");
     if (!f) throw file_error("heddle: can't open " + path_);
-    std::byte chunk[1 << 16];
+    char chunk[1 << 16];
     for (std::size_t n; (n = std::fread(chunk, 1, sizeof chunk, f.get())) > 0;)
-      content_.insert(content_.end(), chunk, chunk + n);
+      content_.append(chunk, n);
     if (std::ferror(f.get())) throw file_error("heddle: can't read " + path_);
     if (content_.size() < 24 || std::memcmp(content_.data(), "HEDDLE", 6) != 0)
       refuse("it is not a Heddle checkpoint, or is cut short");
@@ -165,7 +173,7 @@ class archive_reader {
     at_ += n;
   }
   std::string path_;
-  std::vector<std::byte> content_;
+  std::string content_;
   std::size_t at_ = 0;
 };
 

@@ -5,7 +5,9 @@
 #include <heddle/core/config.hpp>
 
 #include <cstddef>
+#include <span>
 #include <type_traits>
+#include <vector>
 
 namespace heddle {
 inline namespace v0 {
@@ -45,6 +47,14 @@ template <class Container>
 constexpr auto as_slice(Container& c) noexcept {
   return slice<std::remove_pointer_t<decltype(c.data())>>{c.data(), c.size()};
 }
+
+namespace detail {
+// A vector seen as a span. A template, so that what std::span asks of its iterators is checked only where it is called.
+template <class Element>
+constexpr std::span<const Element> as_span(const std::vector<Element>& v) noexcept {
+  return {v.data(), v.size()};
+}
+}  // namespace detail
 
 }  // namespace v0
 }  // namespace heddle

@@ -8,6 +8,7 @@
 #include <heddle/memory/detail/checked.hpp>
 #include <heddle/memory/host_resource.hpp>
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -128,7 +129,12 @@ class pool {
 
  private:
   // Free blocks by size, then by address. A live block keeps its node, so that giving it back allocates nothing.
-  using free_list = std::set<std::pair<std::size_t, std::byte*>>;
+  struct free_block {
+    std::size_t size;
+    std::byte* begin;
+    friend auto operator<=>(const free_block&, const free_block&) = default;
+  };
+  using free_list = std::set<free_block>;
 
   struct block {
     std::size_t size = 0;
@@ -166,9 +172,9 @@ class pool {
 
     void* take(std::size_t bytes, std::size_t alignment) {
       for (auto f = free_blocks.lower_bound({bytes, nullptr}); f != free_blocks.end(); ++f) {
-        const std::size_t offset = (0 - reinterpret_cast<std::uintptr_t>(f->second)) & (alignment - 1);
-        if (offset > f->first || f->first - offset < bytes) continue;
-        position it = blocks.find(f->second);
+        const std::size_t offset = (0 - reinterpret_cast<std::uintptr_t>(f->begin)) & (alignment - 1);
+        if (offset > f->size || f->size - offset < bytes) continue;
+        position it = blocks.find(f->begin);
         if (offset) {
           split(it, offset);
           ++it;
@@ -257,7 +263,7 @@ class pool {
       return given;
     }
 
-    std::size_t largest_block() const noexcept { return free_blocks.empty() ? 0 : free_blocks.rbegin()->first; }
+    std::size_t largest_block() const noexcept { return free_blocks.empty() ? 0 : free_blocks.rbegin()->size; }
 
     bool whole(position it) noexcept {
       const position next = std::next(it);
@@ -320,7 +326,7 @@ class pool {
       insert(it->first + at, it->second.size - at, false);
       auto node = free_blocks.extract({it->second.size, it->first});
       it->second.size = at;
-      node.value().first = at;
+      node.value().size = at;
       free_blocks.insert(std::move(node));
     }
 
@@ -334,8 +340,6 @@ class pool {
 
   std::shared_ptr<state> state_;
 };
-
-static_assert(resource<pool<host_resource>>);
 
 }  // namespace v0
 }  // namespace heddle

@@ -188,7 +188,5 @@ class tracking {
   std::shared_ptr<state> state_;
 };
 
-static_assert(resource<tracking<host_resource>>);
-
 }  // namespace v0
 }  // namespace heddle

@@ -4,6 +4,7 @@
 
 #include <heddle/core/error.hpp>
 #include <heddle/core/host.hpp>
+#include <heddle/core/slice.hpp>
 #include <heddle/memory/concept.hpp>
 #include <heddle/memory/host_resource.hpp>
 #include <heddle/recompute/concept.hpp>
@@ -187,7 +188,7 @@ class chain {
   void use(schedule what) {
     if (pending_) throw argument_error("heddle::recompute::chain::use: called between forward and backward");
     std::vector<layer_cost> now = ask();
-    simulation result = simulate(what, now);
+    simulation result = simulate(what, detail::as_span(now));
     schedule_ = std::move(what);
     simulated_ = std::move(result);
     costs_ = std::move(now);
@@ -198,7 +199,7 @@ class chain {
   void use(Policy policy)
     requires(!std::same_as<Policy, schedule>)
   {
-    use(schedule(policy.plan(std::span<const layer_cost>(ask()))));
+    use(schedule(policy.plan(detail::as_span(ask()))));
     policy_ = std::move(policy);
     fixed_ = false;
   }
@@ -214,7 +215,7 @@ class chain {
   /// What it costs by simulation; `peak_bytes` is what `tracking` measures.
   const simulation& simulated() const noexcept { return simulated_; }
   /// The layers' costs as last read; a policy plans from these.
-  std::span<const layer_cost> costs() const noexcept { return costs_; }
+  std::span<const layer_cost> costs() const noexcept { return detail::as_span(costs_); }
   /// Number of layers.
   std::size_t size() const noexcept { return layers_.size(); }
   /// The policy.
@@ -245,8 +246,8 @@ class chain {
 
   // Plans for these costs; changes nothing if that fails.
   void adopt(std::vector<layer_cost> costs) {
-    schedule next = fixed_ ? schedule_ : schedule(policy_.plan(std::span<const layer_cost>(costs)));
-    simulated_ = simulate(next, costs);
+    schedule next = fixed_ ? schedule_ : schedule(policy_.plan(detail::as_span(costs)));
+    simulated_ = simulate(next, detail::as_span(costs));
     schedule_ = std::move(next);
     costs_ = std::move(costs);
   }

@@ -26,9 +26,10 @@ struct sqrt {
   std::size_t segment = 0;  ///< Layers per segment; 0 stands for ceil(sqrt(n)).
 
   /// The schedule for these layers.
-  schedule plan(std::span<const layer_cost> costs) const {
+  template <class Schedule = schedule>
+  Schedule plan(std::span<const layer_cost> costs) const {
     const std::size_t n = costs.size();
-    schedule result;
+    Schedule result;
     if (n == 0) return result;
     std::size_t length = segment;
     if (length == 0) {

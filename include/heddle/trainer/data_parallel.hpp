@@ -98,7 +98,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   }
 
   /// Parameters to read in forward and backward, one pointer per tensor.
-  std::span<float* const> parameters() const noexcept { return parameters_; }
+  std::span<float* const> parameters() const noexcept { return detail::as_span(parameters_); }
 
   /// @brief Sets learning rate and decay factors of tensors by their group; groups beyond the list keep factor 1.
   /// Throws: argument_error for a factor that is negative or not finite, or if a step is open.

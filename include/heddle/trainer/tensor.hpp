@@ -26,8 +26,9 @@ struct tensor {
 /// @brief Tensors over flat parameter and gradient buffers, one after the other, named "0", "1", ...
 /// @param parameters Flat buffer. @param gradients Flat buffer of the same layout. @param sizes Elements of each
 /// tensor. Throws: argument_error if a buffer is null while there are elements.
-inline std::vector<tensor> tensors(float* parameters, float* gradients, std::span<const std::size_t> sizes) {
-  std::vector<tensor> all;
+template <class Tensor = tensor>
+std::vector<Tensor> tensors(float* parameters, float* gradients, std::span<const std::size_t> sizes) {
+  std::vector<Tensor> all;
   all.reserve(sizes.size());
   std::size_t at = 0;
   for (const std::size_t n : sizes) {

@@ -20,10 +20,12 @@ namespace detail {
 // Why a wait ended.
 enum class wait_end { ready, failed, late };
 
-// What all communicators of one threads::run share: who failed first, and one bell per rank to sleep on.
-class session {
+// What all communicators of one threads::run share: who failed first, and one bell per rank to sleep on. `Clock` takes
+// the time of deadlines.
+template <class Clock>
+class basic_session {
  public:
-  session(int ranks, std::chrono::nanoseconds deadline)
+  basic_session(int ranks, std::chrono::nanoseconds deadline)
       : bells_(std::make_unique<bell[]>(static_cast<std::size_t>(ranks))), ranks_(ranks), deadline_(deadline),
         spins_(std::thread::hardware_concurrency() >= static_cast<unsigned>(ranks) ? 400 : 0) {}
 
@@ -66,7 +68,7 @@ class session {
       std::this_thread::yield();
     }
     bell& b = bells_[static_cast<std::size_t>(rank)];
-    const auto end = std::chrono::steady_clock::now() + deadline_;
+    const auto end = Clock::now() + deadline_;
     for (;;) {
       {
         std::unique_lock lock(b.mutex);
@@ -81,7 +83,7 @@ class session {
       }
       if (ready()) return wait_end::ready;
       if (heed_failure && failed() >= 0) return wait_end::failed;
-      if (heed_failure && std::chrono::steady_clock::now() > end) return wait_end::late;
+      if (heed_failure && Clock::now() > end) return wait_end::late;
     }
   }
 
@@ -109,12 +111,15 @@ class session {
   std::string text_;
 };
 
+using session = basic_session<std::chrono::steady_clock>;
+
 // A barrier whose arrival can be taken back until the last rank has come, so that a rank that gives up leaves it
 // either for all or for none. word = generation << 32 | arrived.
 class gate {
  public:
   // Returns ready once all `ranks` have arrived; failed or late after having withdrawn the arrival.
-  wait_end arrive_and_wait(session& s, int rank, int ranks, bool must_open = false) {
+  template <class Session>
+  wait_end arrive_and_wait(Session& s, int rank, int ranks, bool must_open = false) {
     const std::uint64_t before = word_.fetch_add(1, std::memory_order_seq_cst);
     const std::uint64_t generation = before >> 32;
     if ((before & 0xffffffffu) + 1 == static_cast<std::uint64_t>(ranks)) {

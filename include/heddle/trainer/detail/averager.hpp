@@ -34,10 +34,9 @@ template <class Record, class Comm> std::vector<Record> tell_all(Comm& comm, con
   std::vector<Record> all(static_cast<std::size_t>(comm.size()));
   all[static_cast<std::size_t>(comm.rank())] = mine;
   const header h{operation_kind::control, dtype::other, 0, 0, comm.next_sequence(), 1, sizeof(Record)};
-  const std::vector<std::size_t> counts(all.size(), 1);
-  const std::vector<interval> blocks = consecutive(counts);
+  const std::vector<interval> blocks = equal_blocks(comm.size(), 1);
   const schedule s = direct{}.all_gather(comm.rank(), comm.size(), blocks);
-  executor{}.run(comm, s, 0, s.rounds(), h, reinterpret_cast<std::byte*>(all.data()), sizeof(Record), nullptr);
+  run_once(comm, s, h, all.data(), sizeof(Record));
   return all;
 }
 

@@ -44,7 +44,8 @@ template <class Part> std::string name_or(const Part& p, const char* otherwise) 
 }
 
 // The tensors, if they can be trained: pointers, types, alignment, names, and no two share an element.
-inline std::vector<tensor> checked(std::span<const tensor> tensors) {
+template <class Tensor>
+std::vector<Tensor> checked(std::span<const Tensor> tensors) {
   struct range {
     std::uintptr_t begin, end;
     std::size_t of;
@@ -53,10 +54,10 @@ inline std::vector<tensor> checked(std::span<const tensor> tensors) {
     throw argument_error("heddle::data_parallel: tensor \"" + tensors[i].name + "\" " + why);
   };
   std::vector<range> ranges;
-  std::vector<std::string> names;
+  std::vector<decltype(Tensor::name)> names;
   std::size_t total = 0;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const tensor& t = tensors[i];
+    const Tensor& t = tensors[i];
     if (t.count && (!t.parameter || !t.gradient))
       fail(i, "has count " + std::to_string(t.count) + " and a null pointer");
     if (t.type != dtype::f32) fail(i, std::string("is ") + name_of(t.type) + ", allowed is f32");
@@ -84,11 +85,11 @@ inline std::vector<tensor> checked(std::span<const tensor> tensors) {
 
 // The same on all ranks that train the same thing in the same way; numbers of the strategy are not compared.
 inline std::uint64_t fingerprint(const std::vector<tensor>& tensors, const std::string& signature) {
-  std::uint64_t h = fnv1a(reinterpret_cast<const std::byte*>(signature.data()), signature.size());
+  std::uint64_t h = fnv1a(signature.data(), signature.size());
   for (const tensor& t : tensors) {
-    h = fnv1a(reinterpret_cast<const std::byte*>(t.name.data()), t.name.size(), h);
+    h = fnv1a(t.name.data(), t.name.size(), h);
     const std::uint64_t n[2] = {t.count, static_cast<std::uint64_t>(t.type)};
-    h = fnv1a(reinterpret_cast<const std::byte*>(n), sizeof n, h);
+    h = fnv1a(n, sizeof n, h);
   }
   return h;
 }
