@@ -65,7 +65,8 @@ std::vector<Tensor> checked(std::span<const Tensor> tensors) {
       fail(i, "makes the model larger than memory can be");
     total += t.count;
     names.push_back(t.name);
-    for (const void* p : {t.parameter, t.gradient}) {
+    const void* const both[] = {t.parameter, t.gradient};
+    for (const void* p : both) {
       const auto at = reinterpret_cast<std::uintptr_t>(p);
       if (at % alignof(float)) fail(i, "has a pointer that isn't aligned to a float");
       if (t.count) ranges.push_back({at, at + t.count * sizeof(float), i});
