@@ -300,7 +300,7 @@ inline std::string html_report(const std::string& headline, const std::vector<ou
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e6e9ec; --dim: #9aa4af; --faint: #2f363d; --paper: #16191d; --bad: #ff7b6b; }
 }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 1000px;
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 1160px;
        margin: 2.5rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; margin: 0 0 .25rem; } p { color: var(--dim); margin: 0 0 1.5rem; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: 13px; }
