@@ -1,0 +1,421 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+
+#include "machine.hpp"
+
+#include "sanitizers.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+namespace emulated {
+namespace {
+
+constexpr std::size_t guard = 64;               // bytes on either side, where AddressSanitizer isn't there to see
+constexpr unsigned char guard_byte = 0xa5;
+constexpr unsigned char poison_byte = 0xff;     // a NaN in every float type, -1 in every integer
+constexpr std::size_t quarantine_bytes = std::size_t{64} << 20;
+constexpr std::size_t hidden_ends = std::size_t{64} << 10;  // of a long allocation only the ends are hidden
+
+// The default of options::eagerness: a different one for each seed in turn.
+eagerness chosen(const options& o) {
+  if (o.eagerness != eagerness::by_seed) return o.eagerness;
+  constexpr eagerness each[] = {eagerness::random, eagerness::lazy, eagerness::eager};
+  return each[o.seed % 3];
+}
+
+}  // namespace
+
+stream::~stream() {
+  if (context) tsan_destroy(context);
+}
+
+machine::machine() { reset({}); }
+
+machine& the_machine() {
+  static machine* const one = new machine;  // never destroyed: threads may end after main
+  return *one;
+}
+
+caller& me() {
+  static thread_local caller c;
+  if (c.generation != the_machine().generation) c = {0, cudaSuccess, {}, the_machine().generation};
+  return c;
+}
+
+void machine::reset(const options& o) {
+  if (o.devices < 0 || o.devices > 64) {
+    std::fprintf(stderr, "emulated::reset: %d devices, allowed are 0 to 64\n", o.devices);
+    std::abort();
+  }
+  for (const auto& s : all_streams) s->items.clear();  // they may hold each other
+  all_streams.clear();
+  for (cudaStream_t s : streams) delete s;
+  for (cudaEvent_t e : events) delete e;
+  for (cudaMemPool_t p : pools) delete p;
+  streams.clear();
+  events.clear();
+  pools.clear();
+  while (!memory.empty()) release(memory.begin()->second);
+  found.clear();
+  with = o;
+  random = generator(o.seed);
+  ran = choices = made = 0;
+  now = 0.0;
+  allocations_until_failure = launches_until_failure = 0;
+  launch_failure = cudaSuccess;
+  ++generation;
+  devices.clear();
+  devices.resize(static_cast<std::size_t>(o.devices));
+  for (int d = 0; d < o.devices; ++d) {
+    device& on = devices[static_cast<std::size_t>(d)];
+    on.legacy = make_stream(d, cudaStreamDefault, 0);
+    on.own_pool.device = d;
+    on.pool = &on.own_pool;
+  }
+}
+
+// ---- Order
+
+std::shared_ptr<stream> machine::make_stream(int device, unsigned flags, int priority) {
+  auto s = std::make_shared<stream>();
+  s->device = device;
+  s->flags = flags;
+  s->priority = priority;
+  s->id = ++made;
+  s->context = tsan_create();
+  all_streams.push_back(s);
+  return s;
+}
+
+std::shared_ptr<stream> machine::find(cudaStream_t handle) {
+  const int on = me().device;
+  if (handle == nullptr || handle == cudaStreamLegacy) return devices[static_cast<std::size_t>(on)].legacy;
+  if (handle == cudaStreamPerThread) {
+    std::shared_ptr<stream>& own = me().own_streams[on];
+    if (!own) own = make_stream(on, cudaStreamDefault, 0);
+    return own;
+  }
+  return streams.count(handle) ? handle->of : nullptr;
+}
+
+// The legacy default stream and the blocking streams of its device wait for each other.
+point machine::push(const std::shared_ptr<stream>& s, std::string name, std::function<void()> run,
+                    std::vector<point> after, std::function<void()> ended) {
+  const std::shared_ptr<stream>& legacy = devices[static_cast<std::size_t>(s->device)].legacy;
+  if (s == legacy) {
+    for (const auto& other : all_streams) {
+      if (other != s && other->device == s->device && !(other->flags & cudaStreamNonBlocking) &&
+          !reached(end_of(other))) {
+        after.push_back(end_of(other));
+      }
+    }
+  } else if (!(s->flags & cudaStreamNonBlocking) && !reached(end_of(legacy))) {
+    after.push_back(end_of(legacy));
+  }
+  auto tag = std::make_unique<char>();
+  tsan_release(tag.get());
+  s->items.push_back({std::move(name), std::move(run), std::move(after), std::move(tag), std::move(ended)});
+  ++s->pushed;
+  return end_of(s);
+}
+
+bool machine::runnable(const stream& s) const {
+  if (s.items.empty() || s.running) return false;
+  return std::all_of(s.items.front().after.begin(), s.items.front().after.end(), reached);
+}
+
+std::vector<std::shared_ptr<stream>> machine::able() {
+  std::vector<std::shared_ptr<stream>> list;
+  for (const auto& s : all_streams)
+    if (runnable(*s)) list.push_back(s);
+  return list;
+}
+
+void machine::run_one(const std::shared_ptr<stream>& s) {
+  item i = std::move(s->items.front());
+  s->items.pop_front();
+  s->running = in_item = true;
+  void* const host = tsan_current();
+  tsan_switch(s->context);
+  tsan_acquire(i.tag.get());
+  for (const point& p : i.after) tsan_acquire(&p.of->tag);
+  expose();
+  i.run();
+  ++s->run;
+  ++ran;
+  now += 0.001 * static_cast<double>(1 + random.below(50));
+  choices = (choices ^ s->id ^ ran << 32) * 0x9e3779b97f4a7c15u;
+  if (i.ended) i.ended();
+  i.run = nullptr;
+  tsan_release(&s->tag);
+  tsan_switch(host);
+  s->running = in_item = false;
+  if (s->destroyed && s->items.empty()) std::erase(all_streams, s);
+}
+
+// The stream whose next item has to run before p is reached: p's own, or one that it waits for.
+std::shared_ptr<stream> machine::needed_for(const point& p) {
+  std::shared_ptr<stream> s = p.of;
+  while (!runnable(*s)) {
+    const item& first = s->items.front();
+    s = std::find_if(first.after.begin(), first.after.end(), [](const point& q) { return !reached(q); })->of;
+  }
+  return s;
+}
+
+void machine::wait_for(const point& p) {
+  const bool lazy = chosen(with) == eagerness::lazy;
+  while (!reached(p)) {
+    if (lazy || random.coin()) {
+      run_one(needed_for(p));
+    } else {
+      const auto list = able();
+      run_one(list[random.below(list.size())]);
+    }
+  }
+  tsan_acquire(&p.of->tag);
+}
+
+void machine::wait_for_device(int on) {
+  for (;;) {
+    bool all = true;
+    for (const auto& s : std::vector(all_streams)) {
+      if (s->device != on) continue;
+      all &= reached(end_of(s));
+      wait_for(end_of(s));
+    }
+    if (all) return;
+  }
+}
+
+void machine::step() {
+  const eagerness how = chosen(with);
+  if (how == eagerness::lazy || in_item) return;
+  for (std::uint64_t left = how == eagerness::eager ? ~std::uint64_t{0} : random.below(3); left > 0; --left) {
+    const auto list = able();
+    if (list.empty()) return;
+    run_one(list[random.below(list.size())]);
+  }
+}
+
+// ---- Memory
+
+namespace {
+
+void hide(const allocation& a) {
+  const std::size_t end = (std::min)(a.bytes, hidden_ends);
+  asan_poison(a.begin, end);
+  asan_poison(a.begin + a.bytes - end, end);
+}
+
+}  // namespace
+
+cudaError_t machine::allocate(void** p, std::size_t bytes, memory_kind kind, int on, cudaMemPool_t pool) {
+  if (!p) return cudaErrorInvalidValue;
+  *p = nullptr;
+  if (bytes == 0) return cudaSuccess;
+  if (allocations_until_failure && --allocations_until_failure == 0) return cudaErrorMemoryAllocation;
+  const bool counts = kind == memory_kind::device || kind == memory_kind::pooled || kind == memory_kind::managed;
+  std::size_t& used = devices[static_cast<std::size_t>(on)].used;
+  if (counts && bytes > with.memory_bytes - (std::min)(used, with.memory_bytes)) return cudaErrorMemoryAllocation;
+  const std::size_t edge = asan ? 0 : guard;
+  const std::size_t front = asan ? 0 : 256;  // keeps 256-byte alignment
+  void* all = nullptr;
+  if (bytes > ~std::size_t{0} - 1024 || posix_memalign(&all, 256, front + bytes + edge) != 0)
+    return cudaErrorMemoryAllocation;
+  allocation a;
+  a.begin = static_cast<char*>(all) + front;
+  a.bytes = bytes;
+  a.kind = kind;
+  a.device = on;
+  a.number = ++made;
+  a.pool = pool;
+  if (!asan) {
+    std::memset(a.begin - guard, guard_byte, guard);
+    std::memset(a.begin + bytes, guard_byte, guard);
+  }
+  std::memset(a.begin, poison_byte, bytes);
+  if (counts) used += bytes;
+  a.born = kind != memory_kind::pooled;
+  if (!a.born) asan_poison(a.begin, bytes);
+  else if (kind == memory_kind::device && !exposed) hide(a);
+  memory[a.begin] = a;
+  *p = a.begin;
+  return cudaSuccess;
+}
+
+namespace {
+
+std::string describe(const allocation& a) {
+  constexpr const char* kinds[] = {"device", "stream-ordered device", "pinned", "registered", "managed"};
+  return std::string(kinds[static_cast<unsigned>(a.kind)]) + " memory of " + std::to_string(a.bytes) +
+         " bytes (allocation " + std::to_string(a.number) + ")";
+}
+
+// Which byte outside of the allocation was written, or 0.
+std::ptrdiff_t broken_guard(const allocation& a) {
+  if (asan || a.kind == memory_kind::registered) return 0;
+  for (std::size_t i = 0; i < guard; ++i) {
+    if (static_cast<unsigned char>(a.begin[a.bytes + i]) != guard_byte)
+      return static_cast<std::ptrdiff_t>(a.bytes + i);
+  }
+  for (std::size_t i = 1; i <= guard; ++i) {
+    if (static_cast<unsigned char>(*(a.begin - i)) != guard_byte) return -static_cast<std::ptrdiff_t>(i);
+  }
+  return 0;
+}
+
+void mend(const allocation& a) {
+  std::memset(a.begin - guard, guard_byte, guard);
+  std::memset(a.begin + a.bytes, guard_byte, guard);
+}
+
+}  // namespace
+
+void machine::check_guards(const std::string& after) {
+  if (asan) return;
+  for (const auto& [begin, a] : memory) {
+    if (const std::ptrdiff_t at = broken_guard(a)) {
+      blame(after + " wrote at byte " + std::to_string(at) + " of " + describe(a));
+      mend(a);
+    }
+  }
+}
+
+void machine::release(allocation& a) {
+  if (a.kind == memory_kind::registered) {
+    memory.erase(a.begin);
+    return;
+  }
+  if (const std::ptrdiff_t at = broken_guard(a)) blame("byte " + std::to_string(at) + " was written of " + describe(a));
+  if (a.kind != memory_kind::pinned) devices[static_cast<std::size_t>(a.device)].used -= a.bytes;
+  if (a.pool) a.pool->used -= a.bytes;
+  asan_unpoison(a.begin, a.bytes);
+  const allocation dead = a;
+  memory.erase(dead.begin);
+  if (asan) return std::free(dead.begin);
+  // Not given back at once: who still reads it reads poison, who still writes it is found out.
+  std::memset(dead.begin, poison_byte, dead.bytes);
+  quarantine.push_back(dead);
+  quarantined += dead.bytes;
+  while (quarantined > quarantine_bytes || quarantine.size() > 4096) {
+    const allocation& old = quarantine.front();
+    for (std::size_t i = 0; i < old.bytes; ++i) {
+      if (static_cast<unsigned char>(old.begin[i]) == poison_byte) continue;
+      blame("byte " + std::to_string(i) + " was written after the end of " + describe(old));
+      break;
+    }
+    quarantined -= old.bytes;
+    std::free(old.begin - 256);
+    quarantine.pop_front();
+  }
+}
+
+allocation* machine::find(const void* p) {
+  auto next = memory.upper_bound(static_cast<const char*>(p));
+  if (next == memory.begin()) return nullptr;
+  allocation& a = std::prev(next)->second;
+  return static_cast<const char*>(p) < a.begin + a.bytes ? &a : nullptr;
+}
+
+allocation* machine::find_start(const void* p) {
+  const auto found_at = memory.find(static_cast<const char*>(p));
+  return found_at == memory.end() ? nullptr : &found_at->second;
+}
+
+cudaError_t machine::check_range(const void* p, std::size_t bytes) const {
+  const allocation* a = const_cast<machine*>(this)->find(p);
+  if (!a) return cudaSuccess;  // the host's own
+  return bytes > static_cast<std::size_t>(a->begin + a->bytes - static_cast<const char*>(p)) ? cudaErrorInvalidValue
+                                                                                             : cudaSuccess;
+}
+
+// Under AddressSanitizer the host can't read device memory, as on a real machine; neither can a stream read memory
+// whose cudaMallocAsync hasn't come yet.
+void machine::expose() {
+  if (!asan || exposed) return;
+  exposed = true;
+  for (const auto& [begin, a] : memory)
+    if (a.kind == memory_kind::device || (a.kind == memory_kind::pooled && a.born)) asan_unpoison(a.begin, a.bytes);
+}
+
+void machine::conceal() {
+  if (!asan || !exposed) return;
+  exposed = false;
+  for (const auto& [begin, a] : memory) {
+    if (a.kind == memory_kind::device || (a.kind == memory_kind::pooled && a.born)) hide(a);
+  }
+}
+
+void machine::bear(const void* p) {
+  allocation* a = find_start(p);
+  if (!a) return;
+  a->born = true;
+  asan_unpoison(a->begin, a->bytes);
+}
+
+// ---- Calls
+
+call::call(bool may_step) : m(the_machine()), lock_(m.lock) {
+  if (may_step) m.step();
+}
+
+call::~call() {
+  if (!m.in_item) m.conceal();
+}
+
+cudaError_t call::start() const {
+  if (m.in_item) return cudaErrorNotPermitted;
+  if (m.devices.empty()) return cudaErrorNoDevice;
+  return m.devices[static_cast<std::size_t>(me().device)].broken;
+}
+
+cudaError_t call::end(cudaError_t code) {
+  if (code != cudaSuccess) me().last = code;
+  return code;
+}
+
+// ---- Control
+
+void reset(const options& o) {
+  const std::lock_guard hold(the_machine().lock);
+  the_machine().reset(o);
+}
+const options& current() { return the_machine().with; }
+const std::vector<std::string>& faults() { return the_machine().found; }
+void clear_faults() {
+  the_machine().found.clear();
+  for (device& d : the_machine().devices) d.broken = cudaSuccess;
+}
+
+std::vector<std::string> leaks() {
+  machine& m = the_machine();
+  const std::lock_guard hold(m.lock);
+  std::vector<std::string> lines;
+  for (cudaStream_t s : m.streams) lines.push_back("stream " + std::to_string(s->number));
+  for (cudaEvent_t e : m.events) lines.push_back("event " + std::to_string(e->number));
+  for (cudaMemPool_t p : m.pools) lines.push_back("memory pool " + std::to_string(p->number));
+  for (const auto& [begin, a] : m.memory)
+    if (a.alive) lines.push_back(describe(a));
+  return lines;
+}
+
+void fail_allocation(std::uint64_t n) { the_machine().allocations_until_failure = n + 1; }
+void fail_launch(std::uint64_t n, cudaError_t error) {
+  the_machine().launches_until_failure = n + 1;
+  the_machine().launch_failure = error;
+}
+std::uint64_t items_run() { return the_machine().ran; }
+std::uint64_t choices() { return the_machine().choices; }
+bool is_device_memory(const void* p, std::size_t bytes) {
+  machine& m = the_machine();
+  const std::lock_guard hold(m.lock);
+  return m.find(p) && m.check_range(p, bytes) == cudaSuccess;
+}
+bool watches_races() { return tsan; }
+
+}  // namespace emulated

@@ -1,0 +1,198 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Devices, streams, events and memory: one machine per process, under one lock.
+
+#include "engine.hpp"
+#include "random.hpp"
+
+#include <cuda_runtime.h>
+#include <emulated/control.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace emulated {
+
+struct stream;
+
+// A point of a stream: reached when `number` of its items have run.
+struct point {
+  std::shared_ptr<stream> of;
+  std::uint64_t number = 0;
+};
+
+struct item {
+  std::string name;
+  std::function<void()> run;
+  std::vector<point> after;      // points of other streams that come first
+  std::unique_ptr<char> tag;     // orders the host's call before the run
+  std::function<void()> ended;   // what becomes true with it: an event is done
+};
+
+struct stream {
+  stream() = default;
+  stream(const stream&) = delete;
+  ~stream();
+  int device = 0;
+  unsigned flags = 0;
+  int priority = 0;
+  std::uint64_t id = 0;
+  std::deque<item> items;
+  std::uint64_t pushed = 0, run = 0;
+  bool running = false;
+  bool destroyed = false;   // what is in it still runs
+  void* context = nullptr;  // ThreadSanitizer's
+  char tag = 0;             // orders what has run before who waits for it
+};
+
+// What one cudaEventRecord made: the event may be recorded again, or destroyed, before this is reached.
+struct recording {
+  point at;
+  bool done = false;
+  double milliseconds = 0.0;
+  char tag = 0;
+};
+
+enum class memory_kind : unsigned char { device, pooled, pinned, registered, managed };
+
+struct allocation {
+  char* begin = nullptr;
+  std::size_t bytes = 0;
+  memory_kind kind = memory_kind::device;
+  int device = 0;
+  std::uint64_t number = 0;       // the how-manieth allocation it is
+  bool alive = true;              // false from the call of cudaFreeAsync until the item runs
+  bool born = true;               // false from the call of cudaMallocAsync until the item runs
+  cudaMemPool_t pool = nullptr;
+};
+
+}  // namespace emulated
+
+struct CUstream_st {
+  std::shared_ptr<emulated::stream> of;
+  std::uint64_t number;
+};
+struct CUevent_st {
+  int device;
+  unsigned flags;
+  std::uint64_t number;
+  std::shared_ptr<emulated::recording> last;
+};
+struct CUmemPoolHandle_st {
+  int device;
+  std::uint64_t number;
+  std::uint64_t release_threshold, used, used_high, most;
+  int reuse[3];
+};
+
+namespace emulated {
+
+struct device {
+  std::shared_ptr<stream> legacy;
+  cudaError_t broken = cudaSuccess;  // a fault of a kernel: every later call returns it
+  std::set<int> peers;
+  CUmemPoolHandle_st own_pool{};
+  cudaMemPool_t pool = nullptr;
+  std::size_t used = 0;
+  std::map<const void*, int> dynamic_shared;  // by kernel
+};
+
+class machine {
+ public:
+  machine();
+
+  void reset(const options& o);
+
+  // Streams
+  std::shared_ptr<stream> make_stream(int device, unsigned flags, int priority);
+  std::shared_ptr<stream> find(cudaStream_t handle);  // null if there is no such stream
+  point push(const std::shared_ptr<stream>& s, std::string name, std::function<void()> run,
+             std::vector<point> after = {}, std::function<void()> ended = {});
+  static point end_of(const std::shared_ptr<stream>& s) { return {s, s->pushed}; }
+  static bool reached(const point& p) { return p.of->run >= p.number; }
+  void wait_for(const point& p);
+  void wait_for_device(int device);
+  void step();  // work that the seed lets happen now
+
+  // Memory
+  cudaError_t allocate(void** p, std::size_t bytes, memory_kind kind, int device, cudaMemPool_t pool = nullptr);
+  void release(allocation& a);
+  allocation* find(const void* p);          // the living allocation that holds this address
+  allocation* find_start(const void* p);    // that begins there
+  cudaError_t check_range(const void* p, std::size_t bytes) const;
+  void check_guards(const std::string& after);
+  void expose();   // device code may read and write device memory
+  void conceal();  // the host must not
+  void bear(const void* p);  // a cudaMallocAsync has come
+
+  void blame(const std::string& text) { found.push_back(text); }
+
+  std::recursive_mutex lock;
+  options with;
+  generator random{0};
+  std::vector<device> devices;
+  std::set<cudaStream_t> streams;
+  std::set<cudaEvent_t> events;
+  std::set<cudaMemPool_t> pools;
+  std::vector<std::shared_ptr<stream>> all_streams;
+  std::map<const char*, allocation> memory;  // by first address
+  std::deque<allocation> quarantine;
+  std::size_t quarantined = 0;
+  std::vector<std::string> found;
+  std::uint64_t made = 0;  // numbers handles and allocations
+  std::uint64_t ran = 0, choices = 0;
+  double now = 0.0;        // virtual milliseconds: each item takes some
+  std::uint64_t allocations_until_failure = 0, launches_until_failure = 0;
+  cudaError_t launch_failure = cudaSuccess;
+  bool exposed = false;
+  bool in_item = false;
+  std::uint64_t generation = 0;  // counts resets: per-thread streams of an earlier one are dead
+
+ private:
+  bool runnable(const stream& s) const;
+  void run_one(const std::shared_ptr<stream>& s);
+  std::shared_ptr<stream> needed_for(const point& p);
+  std::vector<std::shared_ptr<stream>> able();
+};
+
+machine& the_machine();
+
+// The calling OS thread's part.
+struct caller {
+  int device = 0;
+  cudaError_t last = cudaSuccess;
+  std::map<int, std::shared_ptr<stream>> own_streams;  // cudaStreamPerThread, by device
+  std::uint64_t generation = 0;
+};
+caller& me();
+
+// One call of the API: holds the lock, lets the seed move, hides device memory from the host again at its end, and
+// keeps the error for cudaGetLastError.
+class call {
+ public:
+  explicit call(bool may_step = true);
+  ~call();
+  call(const call&) = delete;
+  // To be returned.
+  cudaError_t end(cudaError_t code);
+  // Not success when no call may be made: in a host function, or on a device that is broken.
+  cudaError_t start() const;
+
+  machine& m;
+
+ private:
+  std::unique_lock<std::recursive_mutex> lock_;
+};
+
+}  // namespace emulated
