@@ -23,24 +23,27 @@ using event_listener = Catch::TestEventListenerBase;
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 
 namespace {
 
 std::uint64_t seed = 0;
 int left_behind = 0;
+std::string running;  // the test case
 
 struct fresh_device : event_listener {
   using event_listener::event_listener;
 
   void testCaseStarting(const Catch::TestCaseInfo& info) override {
     event_listener::testCaseStarting(info);
+    running = info.name;
     emulated::reset({.seed = seed});
   }
   void testCaseEnded(const Catch::TestCaseStats& stats) override {
     event_listener::testCaseEnded(stats);
     const auto tell = [&](const char* what, const std::string& line) {
       ++left_behind;
-      std::fprintf(stderr, "FAILED: %s: %s: %s\n", stats.testInfo->name.c_str(), what, line.c_str());
+      std::fprintf(stderr, "FAILED: %s: %s: %s\n", running.c_str(), what, line.c_str());
     };
     for (const std::string& line : emulated::leaks()) tell("left behind", line);
     for (const std::string& line : emulated::faults()) tell("went wrong on the device", line);

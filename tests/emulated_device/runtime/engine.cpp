@@ -37,7 +37,7 @@ constexpr std::size_t page = 4096;
 constexpr std::size_t stack_bytes = asan || tsan ? 256 * 1024 : 64 * 1024;
 constexpr unsigned stream_sets = 8;
 constexpr std::size_t static_shared_limit = 48 * 1024;
-constexpr std::uint64_t patience = 20'000'000;  // switches without a thread that ends or a barrier that opens
+constexpr std::uint64_t patience = 4'000'000;  // switches without a thread that ends or a barrier that opens
 
 // A stack on which device threads run, and where it was left. The OS thread's own stack is one too.
 struct fiber {
@@ -273,13 +273,10 @@ class engine {
 
   // Block b of n in an order of the seed: up, down, or by an affine map.
   struct affine {
-    affine(std::uint64_t n, generator& random) : n(n) {
+    affine(std::uint64_t blocks, generator& random) : n(blocks) {
       switch (random.below(4)) {
         case 0: break;
-        case 1:
-          factor = n - 1;
-          first = n - 1;
-          break;
+        case 1: factor = first = n - 1; break;
         default:
           first = random.below(n);
           do factor = 1 + random.below(n);

@@ -1,0 +1,544 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Programs with one fault each: the emulated device must find it. What a sanitizer finds ends the process, so those
+// programs run in a child, and the twin without the fault runs beside it.
+
+#include "../support/catch.hpp"
+#include "launch.hpp"
+
+#include <emulated/control.h>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool with_asan = true;
+#else
+constexpr bool with_asan = false;
+#endif
+
+// Named, since kernels without a symbol have no name in messages.
+namespace detects {}
+using namespace detects;
+
+namespace detects {
+
+using emulated::watches_races;
+
+// What a program that runs in a child process says on stderr, and whether it ended well.
+struct ending {
+  bool well = false;
+  std::string text;
+  bool says(const char* words) const { return text.find(words) != std::string::npos; }
+};
+
+template <class Program> ending in_child(Program program) {
+  int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  std::fflush(nullptr);
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    dup2(ends[1], 2);
+    close(ends[0]);
+    close(ends[1]);
+    program();
+    for (const std::string& f : emulated::faults()) std::fprintf(stderr, "%s\n", f.c_str());
+    std::exit(0);
+  }
+  close(ends[1]);
+  ending e;
+  char part[4096];
+  for (ssize_t n; (n = read(ends[0], part, sizeof part)) > 0;) e.text.append(part, static_cast<std::size_t>(n));
+  close(ends[0]);
+  int how = 0;
+  waitpid(child, &how, 0);
+  e.well = WIFEXITED(how) && WEXITSTATUS(how) == 0;
+  return e;
+}
+
+// The faults of one launch, which has the device to itself.
+template <class... Parameters, class... Arguments>
+std::string fault_of(const launch_shape& shape, void (*kernel)(Parameters...), Arguments... arguments) {
+  CHECK(launch(shape, kernel, arguments...) == cudaSuccess);
+  const cudaError_t code = cudaDeviceSynchronize();
+  std::string text = cudaGetErrorName(code);
+  for (const std::string& f : emulated::faults()) text += "\n" + f;
+  static_cast<void>(cudaGetLastError());
+  emulated::clear_faults();
+  return text;
+}
+
+bool contains(const std::string& text, const char* words) { return text.find(words) != std::string::npos; }
+
+template <class Value> Value* device_array(std::size_t n, int fill = 0) {
+  Value* p = nullptr;
+  REQUIRE(cudaMalloc(&p, n * sizeof(Value)) == cudaSuccess);
+  REQUIRE(cudaMemset(p, fill, n * sizeof(Value)) == cudaSuccess);
+  REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+  return p;
+}
+
+// ---- Order between streams
+
+__global__ void write_index(int* p, int n, int plus) {
+  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (i < n) p[i] = i + plus;
+}
+__global__ void add_to(const int* from, int* to, int n) {
+  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (i < n) to[i] += from[i];
+}
+
+// A staging buffer is filled on one stream and used on another, four times. `full` and `empty` are the two events that
+// it needs. True if the sum is right.
+bool pipeline(bool full, bool empty) {
+  constexpr int n = 64, rounds = 4;
+  cudaStream_t fill, use;
+  cudaStreamCreateWithFlags(&fill, cudaStreamNonBlocking);
+  cudaStreamCreateWithFlags(&use, cudaStreamNonBlocking);
+  cudaEvent_t filled, used;
+  cudaEventCreateWithFlags(&filled, cudaEventDisableTiming);
+  cudaEventCreateWithFlags(&used, cudaEventDisableTiming);
+  int *staging = nullptr, *sum = nullptr;
+  cudaMalloc(&staging, n * sizeof(int));
+  cudaMalloc(&sum, n * sizeof(int));
+  cudaMemset(sum, 0, n * sizeof(int));
+  cudaDeviceSynchronize();
+  for (int round = 0; round < rounds; ++round) {
+    if (empty) cudaStreamWaitEvent(fill, used);
+    launch({2, 32, 0, fill}, write_index, staging, n, 100 * round);
+    cudaEventRecord(filled, fill);
+    if (full) cudaStreamWaitEvent(use, filled);
+    launch({2, 32, 0, use}, add_to, static_cast<const int*>(staging), sum, n);
+    cudaEventRecord(used, use);
+  }
+  std::vector<int> got(n);
+  cudaMemcpyAsync(got.data(), sum, n * sizeof(int), cudaMemcpyDeviceToHost, use);
+  cudaStreamSynchronize(use);
+  cudaStreamSynchronize(fill);
+  bool right = true;
+  for (int i = 0; i < n; ++i) right &= got[static_cast<std::size_t>(i)] == 4 * i + 600;
+  cudaFree(staging);
+  cudaFree(sum);
+  cudaEventDestroy(filled);
+  cudaEventDestroy(used);
+  cudaStreamDestroy(fill);
+  cudaStreamDestroy(use);
+  return right;
+}
+
+int wrong_of(int seeds, bool full, bool empty) {
+  int wrong = 0;
+  for (int seed = 0; seed < seeds; ++seed) {
+    emulated::reset({.seed = static_cast<std::uint64_t>(seed), .eagerness = emulated::eagerness::random});
+    wrong += !pipeline(full, empty);
+  }
+  return wrong;
+}
+
+}  // namespace detects
+
+TEST_CASE("emulated: a missing event between streams gives wrong results") {
+  CHECK(wrong_of(100, true, true) == 0);
+  if (watches_races()) return;  // the faulty ones would end the process
+  CHECK(wrong_of(100, false, true) > 50);
+  CHECK(wrong_of(100, true, false) > 50);
+}
+
+TEST_CASE("emulated: a missing event is a race, whatever the seed") {
+  if (!watches_races()) return;
+  CHECK(in_child([] { pipeline(true, true); }).well);
+  const ending no_full = in_child([] { pipeline(false, true); });
+  CHECK(!no_full.well);
+  CHECK(no_full.says("data race"));
+  const ending no_empty = in_child([] { pipeline(true, false); });
+  CHECK(!no_empty.well);
+  CHECK(no_empty.says("data race"));
+}
+
+// ---- Barriers
+
+namespace detects {
+
+template <bool Barrier> __global__ void reverse(int* p) {
+  HEDDLE_SHARED(int[64], tile);
+  const unsigned i = threadIdx.x;
+  tile[i] = p[i];
+  if (Barrier) __syncthreads();
+  p[i] = tile[63 - i];
+}
+template <bool Barrier> __global__ void rotate_in_warp(int* p) {
+  HEDDLE_SHARED(int[32], tile);
+  const unsigned i = threadIdx.x;
+  tile[i] = p[i];
+  if (Barrier) __syncwarp();
+  p[i] = tile[(i + 1) % 32];
+}
+
+// How many of the seeds give wrong results.
+template <class Kernel, class Expected> int wrong_blocks(Kernel kernel, unsigned n, int seeds, Expected expected) {
+  int wrong = 0;
+  for (int seed = 0; seed < seeds; ++seed) {
+    emulated::reset({.seed = static_cast<std::uint64_t>(seed)});
+    int* p = device_array<int>(n);
+    launch({1, n}, write_index, p, static_cast<int>(n), 0);
+    launch({1, n}, kernel, p);
+    std::vector<int> got(n);
+    cudaMemcpy(got.data(), p, n * sizeof(int), cudaMemcpyDeviceToHost);
+    cudaFree(p);
+    bool right = true;
+    for (unsigned i = 0; i < n; ++i) right &= got[i] == static_cast<int>(expected(i));
+    wrong += !right;
+  }
+  return wrong;
+}
+
+}  // namespace detects
+
+TEST_CASE("emulated: a missing barrier gives wrong results") {
+  const auto reversed = [](unsigned i) { return 63 - i; };
+  const auto rotated = [](unsigned i) { return (i + 1) % 32; };
+  CHECK(wrong_blocks(reverse<true>, 64, 50, reversed) == 0);
+  CHECK(wrong_blocks(rotate_in_warp<true>, 32, 50, rotated) == 0);
+  if (watches_races()) {
+    const ending no_barrier = in_child([&] { wrong_blocks(reverse<false>, 64, 1, reversed); });
+    CHECK(!no_barrier.well);
+    CHECK(no_barrier.says("data race"));
+    const ending no_warp_barrier = in_child([&] { wrong_blocks(rotate_in_warp<false>, 32, 1, rotated); });
+    CHECK(!no_warp_barrier.well);
+    CHECK(no_warp_barrier.says("data race"));
+  } else {
+    CHECK(wrong_blocks(reverse<false>, 64, 50, reversed) > 40);
+    CHECK(wrong_blocks(rotate_in_warp<false>, 32, 50, rotated) > 40);
+  }
+}
+
+namespace detects {
+
+template <bool Atomic> __global__ void count(int* counter) {
+  if (Atomic)
+    atomicAdd(counter, 1);
+  else
+    *counter += 1;
+}
+
+// The last block to end adds up what the others left: right only with the fence.
+template <bool Fence> __global__ void sum_blocks(int* parts, unsigned* ended, int* sum) {
+  if (threadIdx.x != 0) return;
+  parts[blockIdx.x] = static_cast<int>(blockIdx.x);
+  if (Fence) __threadfence();
+  if (atomicAdd(ended, 1u) + 1 != gridDim.x) return;
+  int all = 0;
+  for (unsigned i = 0; i < gridDim.x; ++i) all += parts[i];
+  *sum = all;
+}
+
+void run_count(bool atomic) {
+  int* p = device_array<int>(1);
+  launch({4, 32}, atomic ? count<true> : count<false>, p);
+  cudaDeviceSynchronize();
+  cudaFree(p);
+}
+void run_sum(bool fence) {
+  int* parts = device_array<int>(8);
+  unsigned* ended = device_array<unsigned>(1);
+  int* sum = device_array<int>(1);
+  launch({8, 32}, fence ? sum_blocks<true> : sum_blocks<false>, parts, ended, sum);
+  int got = 0;
+  cudaMemcpy(&got, sum, sizeof got, cudaMemcpyDeviceToHost);
+  if (got != 28) std::fprintf(stderr, "wrong sum %d\n", got);
+  cudaFree(parts);
+  cudaFree(ended);
+  cudaFree(sum);
+}
+
+}  // namespace detects
+
+TEST_CASE("emulated: a race between blocks is found without luck") {
+  if (!watches_races()) return;
+  CHECK(in_child([] { run_count(true); }).well);
+  CHECK(in_child([] { run_sum(true); }).well);
+  const ending plain = in_child([] { run_count(false); });
+  CHECK(!plain.well);
+  CHECK(plain.says("data race"));
+  const ending unfenced = in_child([] { run_sum(false); });
+  CHECK(!unfenced.well);
+  CHECK(unfenced.says("data race"));
+}
+
+// ---- Misuse of barriers and warps
+
+namespace detects {
+
+__global__ void divergent(int* p) {
+  if (threadIdx.x % 2)
+    __syncthreads();
+  else
+    __syncthreads();
+  p[threadIdx.x] = 1;
+}
+__global__ void names_ended_lanes(int* p) {
+  if (threadIdx.x >= 16) return;
+  p[threadIdx.x] = __shfl_xor_sync(0xffffffffu, static_cast<int>(threadIdx.x), 1);
+}
+__global__ void not_in_own_mask(int* p) { p[threadIdx.x] = __any_sync(0xffffffffu & ~2u, 1); }
+__global__ void beyond_the_block(int* p) { p[threadIdx.x] = static_cast<int>(__ballot_sync(0xffffffffu, 1)); }
+__global__ void barrier_and_warp(int* p) {
+  if (threadIdx.x == 0)
+    __syncwarp();
+  else
+    __syncthreads();
+  p[threadIdx.x] = 1;
+}
+__global__ void never_ends(int* p) {
+  while (atomicAdd(p, 0) == 0) {
+  }
+}
+__global__ void traps(int* p) {
+  if (threadIdx.x == 3) __trap();
+  p[threadIdx.x] = 1;
+}
+
+}  // namespace detects
+
+TEST_CASE("emulated: a divergent barrier is an error that says where") {
+  int* p = device_array<int>(64);
+  const std::string text = fault_of({2, 64}, divergent, p);
+  CHECK(contains(text, "cudaErrorLaunchFailure"));
+  CHECK(contains(text, "divergent barrier"));
+  CHECK(contains(text, "kernel detects::divergent, block ("));
+  CHECK(contains(text, ", thread ("));
+  CHECK(contains(text, "detects_test.cpp:"));
+  const std::string mixed = fault_of({1, 64}, barrier_and_warp, p);
+  CHECK(contains(mixed, "no thread can go on"));
+  CHECK(contains(mixed, "__syncwarp"));
+  cudaFree(p);
+}
+
+TEST_CASE("emulated: a warp operation whose mask names absent lanes is an error") {
+  int* p = device_array<int>(64);
+  const std::string ended = fault_of({1, 32}, names_ended_lanes, p);
+  const bool told = contains(ended, "absent lanes 0x") || contains(ended, "for lanes 0x");
+  INFO(ended);
+  CHECK(told);
+  CHECK(contains(fault_of({1, 32}, not_in_own_mask, p), "doesn't name the calling lane 1"));
+  CHECK(contains(fault_of({1, 48}, beyond_the_block, p), "absent lanes 0xffff0000"));
+  cudaFree(p);
+}
+
+TEST_CASE("emulated: a fault ends the kernel, and the device returns it until it is reset") {
+  int* p = device_array<int>(64);
+  CHECK(launch({1, 32}, traps, p) == cudaSuccess);
+  CHECK(cudaDeviceSynchronize() == cudaErrorLaunchFailure);
+  CHECK(launch({1, 32}, write_index, p, 32, 0) == cudaErrorLaunchFailure);
+  CHECK(cudaMemset(p, 0, 4) == cudaErrorLaunchFailure);
+  CHECK(cudaGetLastError() == cudaErrorLaunchFailure);
+  CHECK(cudaGetLastError() == cudaErrorLaunchFailure);
+  REQUIRE(emulated::faults().size() == 1);
+  CHECK(contains(emulated::faults()[0], "thread (3, 0, 0): __trap()"));
+  CHECK(cudaDeviceReset() == cudaSuccess);
+  CHECK(cudaGetLastError() == cudaSuccess);
+  emulated::clear_faults();
+  p = device_array<int>(64);
+  CHECK(launch({1, 64}, write_index, p, 64, 0) == cudaSuccess);
+  CHECK(cudaDeviceSynchronize() == cudaSuccess);
+  cudaFree(p);
+}
+
+TEST_CASE("emulated: a block that never ends is given up") {
+  if (with_asan || watches_races()) return;  // minutes there
+  int* p = device_array<int>(1);
+  CHECK(contains(fault_of({1, 2}, never_ends, p), "doesn't end"));
+  cudaFree(p);
+}
+
+// ---- Memory
+
+namespace detects {
+
+__global__ void write_up_to(int* p, int n) { p[threadIdx.x < static_cast<unsigned>(n) ? threadIdx.x : 0] = 1; }
+__global__ void read_at(const int* p, int at, int* to) { *to = p[at]; }
+__global__ void write_shared(int n) {
+  HEDDLE_SHARED(int[32], tile);
+  volatile int* t = tile;
+  t[n - 1] = 1;
+}
+__global__ void write_dynamic(int n) {
+  HEDDLE_DYNAMIC_SHARED(int, tile);
+  volatile int* t = tile;
+  t[n - 1] = 1;
+}
+__global__ void read_vector(const float* p, float* to) { *to = reinterpret_cast<const float4*>(p)->y; }
+__global__ void load_vector(const float* p, float* to) { *to = __ldg(reinterpret_cast<const float4*>(p)).y; }
+__global__ void read_shared(int* to) {
+  HEDDLE_SHARED(int[4], tile);
+  *to = tile[2];
+}
+
+}  // namespace detects
+
+TEST_CASE("emulated: a write beyond an allocation is found, by one element") {
+  int* p = device_array<int>(100);
+  if (with_asan) {
+    CHECK(in_child([&] { fault_of({1, 100}, write_up_to, p, 100); }).well);
+    const ending beyond = in_child([&] { fault_of({1, 101}, write_up_to, p, 101); });
+    CHECK(!beyond.well);
+    CHECK(beyond.says("heap-buffer-overflow"));
+    CHECK(beyond.says("in kernel detects::write_up_to, block (0, 0, 0), thread (100, 0, 0)"));
+    int* q = device_array<int>(1);
+    CHECK(!in_child([&] { fault_of({1, 1}, read_at, static_cast<const int*>(p), 100, q); }).well);
+    CHECK(!in_child([&] { fault_of({1, 1}, read_at, static_cast<const int*>(p), -1, q); }).well);
+    CHECK(in_child([] { fault_of({1, 1}, write_shared, 32); }).well);
+    CHECK(in_child([] { fault_of({1, 1}, write_shared, 33); }).says("heap-buffer-overflow"));
+    CHECK(in_child([] { fault_of({1, 1, 64}, write_dynamic, 16); }).well);
+    CHECK(in_child([] { fault_of({1, 1, 64}, write_dynamic, 17); }).says("heap-buffer-overflow"));
+    cudaFree(q);
+  } else {
+    CHECK(fault_of({1, 100}, write_up_to, p, 100) == "cudaSuccess");
+    const std::string beyond = fault_of({1, 101}, write_up_to, p, 101);
+    CHECK(contains(beyond, "write_up_to wrote at byte 400 of device memory of 400 bytes"));
+  }
+  CHECK(cudaMemset(p, 0, 404) == cudaErrorInvalidValue);
+  std::vector<int> host(101);
+  CHECK(cudaMemcpy(host.data(), p, 404, cudaMemcpyDeviceToHost) == cudaErrorInvalidValue);
+  static_cast<void>(cudaGetLastError());
+  cudaFree(p);
+}
+
+TEST_CASE("emulated: a misaligned vector load is an error") {
+  float* p = device_array<float>(16);
+  const float* const odd = p + 1;
+  CHECK(contains(fault_of({1, 1}, load_vector, odd, p), "cudaErrorMisalignedAddress"));
+  CHECK(fault_of({1, 1}, load_vector, static_cast<const float*>(p + 4), p) == "cudaSuccess");
+  if (with_asan) {  // the build has UndefinedBehaviorSanitizer too
+    const ending plain = in_child([&] { fault_of({1, 1}, read_vector, odd, p); });
+    CHECK(!plain.well);
+    CHECK(plain.says("misaligned address"));
+  }
+  cudaFree(p);
+}
+
+TEST_CASE("emulated: memory is poisoned until it is written") {
+  int *p = nullptr, *q = nullptr, got = 0;
+  REQUIRE(cudaMalloc(&p, 4 * sizeof(int)) == cudaSuccess);
+  REQUIRE(cudaMalloc(&q, sizeof(int)) == cudaSuccess);
+  REQUIRE(cudaMemcpy(&got, p + 3, sizeof got, cudaMemcpyDeviceToHost) == cudaSuccess);
+  CHECK(got == -1);
+  for (int block = 0; block < 2; ++block) {
+    CHECK(launch({1, 1}, read_shared, q) == cudaSuccess);
+    CHECK(cudaMemcpy(&got, q, sizeof got, cudaMemcpyDeviceToHost) == cudaSuccess);
+    CHECK(got == -1);
+  }
+  cudaFree(p);
+  cudaFree(q);
+}
+
+TEST_CASE("emulated: the host can't read device memory") {
+  if (!with_asan) return;
+  int* p = device_array<int>(4);
+  const ending read = in_child([&] { std::printf("%d", *const_cast<volatile int*>(p)); });
+  CHECK(!read.well);
+  CHECK(read.says("use-after-poison"));
+  cudaFree(p);
+}
+
+namespace detects {
+
+// Memory freed in the order of one stream and read on another. With `wait` the free waits for the reader.
+bool free_too_early(bool wait) {
+  cudaStream_t one, other;
+  cudaStreamCreateWithFlags(&one, cudaStreamNonBlocking);
+  cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
+  cudaEvent_t ready, read;
+  cudaEventCreate(&ready);
+  cudaEventCreate(&read);
+  int *p = nullptr, *to = nullptr, got = 0;
+  cudaMalloc(&to, sizeof(int));
+  cudaMallocAsync(&p, 64 * sizeof(int), one);
+  launch({1, 64, 0, one}, write_index, p, 64, 0);
+  cudaEventRecord(ready, one);
+  cudaStreamWaitEvent(other, ready);
+  launch({1, 1, 0, other}, read_at, static_cast<const int*>(p), 7, to);
+  cudaEventRecord(read, other);
+  if (wait) cudaStreamWaitEvent(one, read);
+  cudaFreeAsync(p, one);
+  cudaStreamSynchronize(one);
+  cudaStreamSynchronize(other);
+  cudaMemcpy(&got, to, sizeof got, cudaMemcpyDeviceToHost);
+  cudaFree(to);
+  cudaEventDestroy(ready);
+  cudaEventDestroy(read);
+  cudaStreamDestroy(one);
+  cudaStreamDestroy(other);
+  return got == 7;
+}
+
+// Memory used on a stream that isn't ordered after its cudaMallocAsync.
+void use_too_early(bool wait) {
+  cudaStream_t one, other;
+  cudaStreamCreateWithFlags(&one, cudaStreamNonBlocking);
+  cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
+  int* p = nullptr;
+  cudaMallocAsync(&p, 64 * sizeof(int), one);
+  if (wait) cudaStreamSynchronize(one);
+  launch({1, 64, 0, other}, write_index, p, 64, 0);
+  cudaStreamSynchronize(other);
+  cudaFreeAsync(p, other);
+  cudaStreamSynchronize(other);
+  cudaStreamDestroy(one);
+  cudaStreamDestroy(other);
+}
+
+}  // namespace detects
+
+TEST_CASE("emulated: use after free across streams is found") {
+  int found = 0;
+  for (int seed = 0; seed < 12; ++seed) {
+    const auto again = [&](bool wait) {
+      return [=] {
+        emulated::reset({.seed = static_cast<std::uint64_t>(seed)});
+        if (!free_too_early(wait)) std::_Exit(3);
+      };
+    };
+    CHECK(in_child(again(true)).well);
+    found += !in_child(again(false)).well;
+  }
+  CHECK(found >= 3);
+}
+
+TEST_CASE("emulated: use before a stream-ordered allocation is found") {
+  if (!with_asan) return;
+  const auto lazily = [](bool wait) {
+    return [=] {
+      emulated::reset({.eagerness = emulated::eagerness::lazy});
+      use_too_early(wait);
+    };
+  };
+  CHECK(in_child(lazily(true)).well);
+  CHECK(in_child(lazily(false)).says("use-after-poison"));
+}
+
+TEST_CASE("emulated: what is left behind has a name") {
+  cudaEvent_t event;
+  cudaStream_t stream;
+  int* p = nullptr;
+  REQUIRE(cudaEventCreate(&event) == cudaSuccess);
+  REQUIRE(cudaStreamCreate(&stream) == cudaSuccess);
+  REQUIRE(cudaMalloc(&p, 12) == cudaSuccess);
+  const std::vector<std::string> leaks = emulated::leaks();
+  REQUIRE(leaks.size() == 3);
+  CHECK(contains(leaks[0], "stream"));
+  CHECK(contains(leaks[1], "event"));
+  CHECK(contains(leaks[2], "device memory of 12 bytes"));
+  cudaEventDestroy(event);
+  cudaStreamDestroy(stream);
+  cudaFree(p);
+  CHECK(emulated::leaks().empty());
+}
