@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -81,15 +82,9 @@ const char* name_of(warp_operation o) {
   return "?";
 }
 
-std::string at(site where) {
+const char* file_of(site where) {
   const char* slash = std::strrchr(where.file, '/');
-  return std::string(slash ? slash + 1 : where.file) + ":" + std::to_string(where.line);
-}
-
-std::string hex(unsigned mask) {
-  char text[16];
-  std::snprintf(text, sizeof text, "0x%08x", mask);
-  return text;
+  return slash ? slash + 1 : where.file;
 }
 
 std::string triple(unsigned x, unsigned y, unsigned z) {
@@ -132,12 +127,12 @@ class engine {
   const meeting& meet(unsigned mask, warp_operation operation, std::uint64_t value, site where) {
     const unsigned warp = current_ / 32, mine = 1u << current_ % 32;
     if (!(mask & mine)) {
-      give_up(cudaErrorLaunchFailure, std::string(name_of(operation)) + " at " + at(where) + " with mask " + hex(mask) +
-                                          ", which doesn't name the calling lane " + std::to_string(current_ % 32));
+      give_up(cudaErrorLaunchFailure, "%s at %s:%u with mask 0x%08x, which doesn't name the calling lane %u",
+              name_of(operation), file_of(where), where.line, mask, current_ % 32);
     }
     if (const unsigned absent = mask & ~living(warp)) {
-      give_up(cudaErrorLaunchFailure, std::string(name_of(operation)) + " at " + at(where) + " with mask " + hex(mask) +
-                                          ", which names absent lanes " + hex(absent));
+      give_up(cudaErrorLaunchFailure, "%s at %s:%u with mask 0x%08x, which names absent lanes 0x%08x",
+              name_of(operation), file_of(where), where.line, mask, absent);
     }
     meeting* m = nullptr;
     for (meeting* open : meetings_[warp]) {
@@ -186,9 +181,8 @@ class engine {
     if (arrived_ == 1) barrier_site_ = where;
     // Another place in the source is another barrier, whatever the hardware counts.
     else if (barrier_site_.line != where.line || std::strcmp(barrier_site_.file, where.file) != 0) {
-      give_up(cudaErrorLaunchFailure, "a divergent barrier: this thread is at " + at(where) + ", " +
-                                          std::to_string(arrived_ - 1) + " others of its block at " +
-                                          at(barrier_site_));
+      give_up(cudaErrorLaunchFailure, "a divergent barrier: this thread is at %s:%u, %u others of its block at %s:%u",
+              file_of(where), where.line, arrived_ - 1, file_of(barrier_site_), barrier_site_.line);
     }
     if (arrived_ == alive_) {
       open_barrier();
@@ -215,8 +209,8 @@ class engine {
 
   void yield() {
     if (++idle_switches_ > patience) {
-      give_up(cudaErrorLaunchTimeout, "the block doesn't end: " + std::to_string(alive_) +
-                                          " threads still run, and none has ended or passed a barrier for long");
+      give_up(cudaErrorLaunchTimeout,
+              "the block doesn't end: %u threads still run, and none has ended or passed a barrier for long", alive_);
     }
     const unsigned me = current_;
     threads_[me].on = running_;
@@ -236,8 +230,8 @@ class engine {
     std::size_t all = bytes;
     for (const shared_block& s : shared_) all += s.bytes;
     if (all > static_shared_limit) {
-      give_up(cudaErrorLaunchOutOfResources, std::to_string(all) + " bytes of static shared memory, at most " +
-                                                 std::to_string(static_shared_limit));
+      give_up(cudaErrorLaunchOutOfResources, "%zu bytes of static shared memory, at most %zu", all,
+              static_shared_limit);
     }
     // Made by nobody's thread: every thread of the block is ordered after it, and no two by it.
     tsan_switch(host_.tsan_context);
@@ -251,11 +245,19 @@ class engine {
 
   void* dynamic_shared() const { return dynamic_; }
 
-  [[noreturn]] void give_up(cudaError_t code, const std::string& text) {
-    fault_ = {code, where() + ": " + text};
+  // Leaves the stack as it is, so nothing on it may own memory: the message is formatted here.
+  [[noreturn, gnu::format(printf, 3, 4)]] void give_up(cudaError_t code, const char* format, ...) {
+    char text[512];
+    std::va_list list;
+    va_start(list, format);
+    std::vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    tell(code, text);
     switch_to(host_);
     std::abort();  // nobody comes back here
   }
+
+  void tell(cudaError_t code, const char* text) { fault_ = {code, where() + ": " + text}; }
 
   std::string where() const {
     return "kernel " + grid_->name + ", block " + triple(blockIdx.x, blockIdx.y, blockIdx.z) + ", thread " +
@@ -486,10 +488,15 @@ class engine {
       ++told;
       text += "\n  thread " + triple(indices_[i].x, indices_[i].y, indices_[i].z) + " waits at ";
       if (t.state == waits::at_barrier)
-        text += "__syncthreads, " + at(t.where);
+        text += "__syncthreads";
       else
-        text += std::string(name_of(t.what->operation)) + ", " + at(t.where) + ", for lanes " +
-                hex(t.what->mask & ~t.what->arrived) + " of its warp";
+        text += name_of(t.what->operation);
+      text += std::string(", ") + file_of(t.where) + ":" + std::to_string(t.where.line);
+      if (t.state == waits::at_meeting) {
+        char lanes[48];
+        std::snprintf(lanes, sizeof lanes, ", for lanes 0x%08x of its warp", t.what->mask & ~t.what->arrived);
+        text += lanes;
+      }
     }
     return text + "\n  " + std::to_string(alive_) + " of " + std::to_string(count_) + " threads have not ended";
   }
@@ -586,9 +593,8 @@ long long clock() {
   return ticks += 8;
 }
 void misaligned(const void* address, unsigned bytes) {
-  char text[96];
-  std::snprintf(text, sizeof text, "a misaligned access of %u bytes at %p", bytes, address);
-  device_side(text).give_up(cudaErrorMisalignedAddress, text);
+  device_side("a vector access").give_up(cudaErrorMisalignedAddress, "a misaligned access of %u bytes at %p", bytes,
+                                         address);
 }
 void trap() { device_side("__trap").give_up(cudaErrorLaunchFailure, "__trap()"); }
 
