@@ -6,11 +6,9 @@
 
 #include "../support/catch.hpp"
 #include "launch.hpp"
+#include "programs.hpp"
 
 #include <emulated/control.h>
-
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -30,44 +28,15 @@ using namespace detects;
 namespace detects {
 
 using emulated::watches_races;
-
-// What a program that runs in a child process says on stderr, and whether it ended well.
-struct ending {
-  bool well = false;
-  std::string text;
-  bool says(const char* words) const { return text.find(words) != std::string::npos; }
-};
-
-template <class Program> ending in_child(Program program) {
-  int ends[2];
-  REQUIRE(pipe(ends) == 0);
-  std::fflush(nullptr);
-  const pid_t child = fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {
-    dup2(ends[1], 2);
-    close(ends[0]);
-    close(ends[1]);
-    program();
-    for (const std::string& f : emulated::faults()) std::fprintf(stderr, "%s\n", f.c_str());
-    std::exit(0);
-  }
-  close(ends[1]);
-  ending e;
-  char part[4096];
-  for (ssize_t n; (n = read(ends[0], part, sizeof part)) > 0;) e.text.append(part, static_cast<std::size_t>(n));
-  close(ends[0]);
-  int how = 0;
-  waitpid(child, &how, 0);
-  e.well = WIFEXITED(how) && WEXITSTATUS(how) == 0;
-  return e;
-}
+using emulated_test::ending;
+using emulated_test::program;
+using emulated_test::run;
 
 // The faults of one launch, which has the device to itself.
 template <class... Parameters, class... Arguments>
 std::string fault_of(const launch_shape& shape, void (*kernel)(Parameters...), Arguments... arguments) {
-  CHECK(launch(shape, kernel, arguments...) == cudaSuccess);
-  const cudaError_t code = cudaDeviceSynchronize();
+  cudaError_t code = launch(shape, kernel, arguments...);
+  if (code == cudaSuccess) code = cudaDeviceSynchronize();
   std::string text = cudaGetErrorName(code);
   for (const std::string& f : emulated::faults()) text += "\n" + f;
   static_cast<void>(cudaGetLastError());
@@ -79,9 +48,10 @@ bool contains(const std::string& text, const char* words) { return text.find(wor
 
 template <class Value> Value* device_array(std::size_t n, int fill = 0) {
   Value* p = nullptr;
-  REQUIRE(cudaMalloc(&p, n * sizeof(Value)) == cudaSuccess);
-  REQUIRE(cudaMemset(p, fill, n * sizeof(Value)) == cudaSuccess);
-  REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+  if (cudaMalloc(&p, n * sizeof(Value)) != cudaSuccess || cudaMemset(p, fill, n * sizeof(Value)) != cudaSuccess ||
+      cudaDeviceSynchronize() != cudaSuccess) {
+    std::abort();  // programs can't use Catch
+  }
   return p;
 }
 
@@ -134,6 +104,8 @@ bool pipeline(bool full, bool empty) {
   return right;
 }
 
+const program pipeline_program("pipeline", [](int events) { pipeline(events & 1, events & 2); });
+
 int wrong_of(int seeds, bool full, bool empty) {
   int wrong = 0;
   for (int seed = 0; seed < seeds; ++seed) {
@@ -154,13 +126,12 @@ TEST_CASE("emulated: a missing event between streams gives wrong results") {
 
 TEST_CASE("emulated: a missing event is a race, whatever the seed") {
   if (!watches_races()) return;
-  CHECK(in_child([] { pipeline(true, true); }).well);
-  const ending no_full = in_child([] { pipeline(false, true); });
-  CHECK(!no_full.well);
-  CHECK(no_full.says("data race"));
-  const ending no_empty = in_child([] { pipeline(true, false); });
-  CHECK(!no_empty.well);
-  CHECK(no_empty.says("data race"));
+  CHECK(run("pipeline", 3).well);
+  for (const int missing : {1, 2}) {
+    const ending e = run("pipeline", 3 - missing);
+    CHECK(!e.well);
+    CHECK(e.says("data race"));
+  }
 }
 
 // ---- Barriers
@@ -200,20 +171,22 @@ template <class Kernel, class Expected> int wrong_blocks(Kernel kernel, unsigned
   return wrong;
 }
 
+unsigned reversed(unsigned i) { return 63 - i; }
+unsigned rotated(unsigned i) { return (i + 1) % 32; }
+const program no_barrier("no __syncthreads", [](int) { wrong_blocks(reverse<false>, 64, 1, reversed); });
+const program no_warp_barrier("no __syncwarp", [](int) { wrong_blocks(rotate_in_warp<false>, 32, 1, rotated); });
+
 }  // namespace detects
 
 TEST_CASE("emulated: a missing barrier gives wrong results") {
-  const auto reversed = [](unsigned i) { return 63 - i; };
-  const auto rotated = [](unsigned i) { return (i + 1) % 32; };
   CHECK(wrong_blocks(reverse<true>, 64, 50, reversed) == 0);
   CHECK(wrong_blocks(rotate_in_warp<true>, 32, 50, rotated) == 0);
   if (watches_races()) {
-    const ending no_barrier = in_child([&] { wrong_blocks(reverse<false>, 64, 1, reversed); });
-    CHECK(!no_barrier.well);
-    CHECK(no_barrier.says("data race"));
-    const ending no_warp_barrier = in_child([&] { wrong_blocks(rotate_in_warp<false>, 32, 1, rotated); });
-    CHECK(!no_warp_barrier.well);
-    CHECK(no_warp_barrier.says("data race"));
+    for (const char* faulty : {"no __syncthreads", "no __syncwarp"}) {
+      const ending e = run(faulty);
+      CHECK(!e.well);
+      CHECK(e.says("data race"));
+    }
   } else {
     CHECK(wrong_blocks(reverse<false>, 64, 50, reversed) > 40);
     CHECK(wrong_blocks(rotate_in_warp<false>, 32, 50, rotated) > 40);
@@ -240,13 +213,13 @@ template <bool Fence> __global__ void sum_blocks(int* parts, unsigned* ended, in
   *sum = all;
 }
 
-void run_count(bool atomic) {
+void run_count(int atomic) {
   int* p = device_array<int>(1);
   launch({4, 32}, atomic ? count<true> : count<false>, p);
   cudaDeviceSynchronize();
   cudaFree(p);
 }
-void run_sum(bool fence) {
+void run_sum(int fence) {
   int* parts = device_array<int>(8);
   unsigned* ended = device_array<unsigned>(1);
   int* sum = device_array<int>(1);
@@ -258,19 +231,18 @@ void run_sum(bool fence) {
   cudaFree(ended);
   cudaFree(sum);
 }
+const program count_program("count", run_count), sum_program("sum of blocks", run_sum);
 
 }  // namespace detects
 
 TEST_CASE("emulated: a race between blocks is found without luck") {
   if (!watches_races()) return;
-  CHECK(in_child([] { run_count(true); }).well);
-  CHECK(in_child([] { run_sum(true); }).well);
-  const ending plain = in_child([] { run_count(false); });
-  CHECK(!plain.well);
-  CHECK(plain.says("data race"));
-  const ending unfenced = in_child([] { run_sum(false); });
-  CHECK(!unfenced.well);
-  CHECK(unfenced.says("data race"));
+  for (const char* name : {"count", "sum of blocks"}) {
+    CHECK(run(name, 1).well);
+    const ending e = run(name, 0);
+    CHECK(!e.well);
+    CHECK(e.says("data race"));
+  }
 }
 
 // ---- Misuse of barriers and warps
@@ -382,24 +354,46 @@ __global__ void read_shared(int* to) {
   *to = tile[2];
 }
 
+const program beyond_end("write", [](int n) {
+  int* p = device_array<int>(100);
+  fault_of({1, static_cast<unsigned>(n)}, write_up_to, p, n);
+  cudaFree(p);
+});
+const program read_outside("read", [](int at) {
+  int *p = device_array<int>(100), *q = device_array<int>(1);
+  fault_of({1, 1}, read_at, static_cast<const int*>(p), at, q);
+  cudaFree(p);
+  cudaFree(q);
+});
+const program beyond_shared("write shared", [](int n) { fault_of({1, 1}, write_shared, n); });
+const program beyond_dynamic("write dynamic", [](int n) { fault_of({1, 1, 64}, write_dynamic, n); });
+const program plain_vector("read vector", [](int at) {
+  float* p = device_array<float>(16);
+  fault_of({1, 1}, read_vector, static_cast<const float*>(p + at), p);
+  cudaFree(p);
+});
+const program host_reads("host reads", [](int) {
+  int* p = device_array<int>(4);
+  std::printf("%d", *const_cast<volatile int*>(p));
+});
+
 }  // namespace detects
 
 TEST_CASE("emulated: a write beyond an allocation is found, by one element") {
   int* p = device_array<int>(100);
   if (with_asan) {
-    CHECK(in_child([&] { fault_of({1, 100}, write_up_to, p, 100); }).well);
-    const ending beyond = in_child([&] { fault_of({1, 101}, write_up_to, p, 101); });
+    CHECK(run("write", 100).well);
+    const ending beyond = run("write", 101);
     CHECK(!beyond.well);
     CHECK(beyond.says("heap-buffer-overflow"));
     CHECK(beyond.says("in kernel detects::write_up_to, block (0, 0, 0), thread (100, 0, 0)"));
-    int* q = device_array<int>(1);
-    CHECK(!in_child([&] { fault_of({1, 1}, read_at, static_cast<const int*>(p), 100, q); }).well);
-    CHECK(!in_child([&] { fault_of({1, 1}, read_at, static_cast<const int*>(p), -1, q); }).well);
-    CHECK(in_child([] { fault_of({1, 1}, write_shared, 32); }).well);
-    CHECK(in_child([] { fault_of({1, 1}, write_shared, 33); }).says("heap-buffer-overflow"));
-    CHECK(in_child([] { fault_of({1, 1, 64}, write_dynamic, 16); }).well);
-    CHECK(in_child([] { fault_of({1, 1, 64}, write_dynamic, 17); }).says("heap-buffer-overflow"));
-    cudaFree(q);
+    CHECK(run("read", 99).well);
+    CHECK(!run("read", 100).well);
+    CHECK(!run("read", -1).well);
+    CHECK(run("write shared", 32).well);
+    CHECK(run("write shared", 33).says("heap-buffer-overflow"));
+    CHECK(run("write dynamic", 16).well);
+    CHECK(run("write dynamic", 17).says("heap-buffer-overflow"));
   } else {
     CHECK(fault_of({1, 100}, write_up_to, p, 100) == "cudaSuccess");
     const std::string beyond = fault_of({1, 101}, write_up_to, p, 101);
@@ -418,7 +412,8 @@ TEST_CASE("emulated: a misaligned vector load is an error") {
   CHECK(contains(fault_of({1, 1}, load_vector, odd, p), "cudaErrorMisalignedAddress"));
   CHECK(fault_of({1, 1}, load_vector, static_cast<const float*>(p + 4), p) == "cudaSuccess");
   if (with_asan) {  // the build has UndefinedBehaviorSanitizer too
-    const ending plain = in_child([&] { fault_of({1, 1}, read_vector, odd, p); });
+    CHECK(run("read vector", 4).well);
+    const ending plain = run("read vector", 1);
     CHECK(!plain.well);
     CHECK(plain.says("misaligned address"));
   }
@@ -442,11 +437,9 @@ TEST_CASE("emulated: memory is poisoned until it is written") {
 
 TEST_CASE("emulated: the host can't read device memory") {
   if (!with_asan) return;
-  int* p = device_array<int>(4);
-  const ending read = in_child([&] { std::printf("%d", *const_cast<volatile int*>(p)); });
+  const ending read = run("host reads");
   CHECK(!read.well);
   CHECK(read.says("use-after-poison"));
-  cudaFree(p);
 }
 
 namespace detects {
@@ -496,33 +489,30 @@ void use_too_early(bool wait) {
   cudaStreamDestroy(other);
 }
 
+const program early_free("free", [](int number) {
+  emulated::reset({.seed = static_cast<std::uint64_t>(number / 2)});
+  if (!free_too_early(number % 2 != 0)) std::_Exit(3);
+});
+const program early_use("use", [](int wait) {
+  emulated::reset({.eagerness = emulated::eagerness::lazy});
+  use_too_early(wait != 0);
+});
+
 }  // namespace detects
 
 TEST_CASE("emulated: use after free across streams is found") {
   int found = 0;
   for (int seed = 0; seed < 12; ++seed) {
-    const auto again = [&](bool wait) {
-      return [=] {
-        emulated::reset({.seed = static_cast<std::uint64_t>(seed)});
-        if (!free_too_early(wait)) std::_Exit(3);
-      };
-    };
-    CHECK(in_child(again(true)).well);
-    found += !in_child(again(false)).well;
+    CHECK(run("free", 2 * seed + 1).well);
+    found += !run("free", 2 * seed).well;
   }
   CHECK(found >= 3);
 }
 
 TEST_CASE("emulated: use before a stream-ordered allocation is found") {
   if (!with_asan) return;
-  const auto lazily = [](bool wait) {
-    return [=] {
-      emulated::reset({.eagerness = emulated::eagerness::lazy});
-      use_too_early(wait);
-    };
-  };
-  CHECK(in_child(lazily(true)).well);
-  CHECK(in_child(lazily(false)).says("use-after-poison"));
+  CHECK(run("use", 1).well);
+  CHECK(run("use", 0).says("use-after-poison"));
 }
 
 TEST_CASE("emulated: what is left behind has a name") {

@@ -15,6 +15,8 @@ using event_listener = Catch::EventListenerBase;
 using event_listener = Catch::TestEventListenerBase;
 #endif
 
+#include "programs.hpp"
+
 #include <emulated/control.h>
 
 #include <sys/wait.h>
@@ -24,6 +26,9 @@ using event_listener = Catch::TestEventListenerBase;
 #include <cstdlib>
 #include <cstring>
 #include <string>
+
+// ThreadSanitizer waits a second at the end of each process for other threads; there are none.
+extern "C" const char* __tsan_default_options() { return "atexit_sleep_ms=0"; }
 
 namespace {
 
@@ -60,6 +65,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (const int code = emulated_test::run_program(argc, argv); code >= 0) return code;
   if (argc < 3 || std::strcmp(argv[1], "--seeds") != 0) return run(argc, argv);
   char* end = nullptr;
   const std::uint64_t first = std::strtoull(argv[2], &end, 10);

@@ -31,8 +31,8 @@ template <class... Parameters, class... Arguments>
 inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                       Arguments&&... arguments) {
   static_assert(sizeof...(Parameters) == sizeof...(Arguments), "cudaLaunchKernelEx: wrong number of arguments");
-  static_assert((std::is_trivially_copyable_v<std::remove_cvref_t<Parameters>> && ...),
-                "cudaLaunchKernelEx: kernel parameters must be trivially copyable");
+  static_assert((std::is_trivially_destructible_v<std::remove_cvref_t<Parameters>> && ...),
+                "cudaLaunchKernelEx: kernel parameters are copied as bytes");
   static_assert((!std::is_reference_v<Parameters> && ...), "cudaLaunchKernelEx: a kernel can't take references");
   std::tuple<std::remove_cv_t<Parameters>...> copies{static_cast<Parameters>(arguments)...};
   return emulated::launch(reinterpret_cast<const void*>(kernel), *config, (sizeof(Parameters) + ... + 0),

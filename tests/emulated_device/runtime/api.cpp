@@ -73,6 +73,26 @@ cudaError_t check_config(machine& m, const void* kernel, const cudaLaunchConfig_
   return cudaSuccess;
 }
 
+// Runs the grid in stream order, unless a fault has broken its device before.
+void queue_grid(machine& m, const std::shared_ptr<stream>& s, grid g, std::function<void()> body) {
+  const auto failed = std::make_shared<std::optional<fault>>();
+  cudaError_t& broken = m.devices[static_cast<std::size_t>(s->device)].broken;
+  std::string name = g.name;
+  m.push(
+      s, name,
+      [&broken, failed, g = std::move(g), body = std::move(body)] {
+        if (broken == cudaSuccess) *failed = run_grid(g, body);
+      },
+      {},
+      [&m, &broken, failed, name] {
+        if (*failed) {
+          broken = (*failed)->code;
+          m.blame((*failed)->text);
+        }
+        m.check_guards("kernel " + name);
+      });
+}
+
 }  // namespace
 
 cudaError_t launch(const void* kernel, const cudaLaunchConfig_t& config, std::size_t parameter_bytes,
@@ -88,15 +108,7 @@ cudaError_t launch(const void* kernel, const cudaLaunchConfig_t& config, std::si
   if (c.m.launches_until_failure && --c.m.launches_until_failure == 0) return c.end(c.m.launch_failure);
   grid g{name_of_kernel(kernel),    config.gridDim, config.blockDim, config.dynamicSmemBytes, c.m.random.next(),
          static_cast<unsigned>(s->id)};
-  c.m.push(s, g.name, [&m = c.m, device = s->device, g, body = std::move(body)] {
-    cudaError_t& broken = m.devices[static_cast<std::size_t>(device)].broken;
-    if (broken != cudaSuccess) return;  // nothing runs on a device after a fault
-    if (const std::optional<fault> f = run_grid(g, body)) {
-      broken = f->code;
-      m.blame(f->text);
-    }
-    m.check_guards("kernel " + g.name);
-  });
+  queue_grid(c.m, s, std::move(g), std::move(body));
   return c.end(cudaSuccess);
 }
 
@@ -107,10 +119,7 @@ cudaError_t enqueue(cudaStream_t stream, const char* name, std::function<void()>
   const auto s = c.m.find(stream);
   if (!s) return c.end(cudaErrorInvalidResourceHandle);
   grid g{name, dim3(1), dim3(1), 0, c.m.random.next(), static_cast<unsigned>(s->id)};
-  c.m.push(s, name, [&m = c.m, g, body = std::move(body)] {
-    if (const std::optional<fault> f = run_grid(g, body)) m.blame(f->text);
-    m.check_guards(g.name);
-  });
+  queue_grid(c.m, s, std::move(g), std::move(body));
   return c.end(cudaSuccess);
 }
 

@@ -103,6 +103,7 @@ class engine {
   }
 
   std::optional<fault> run(const grid& g, const std::function<void()>& body) {
+    const unwatched bookkeeping;
     grid_ = &g;
     body_ = &body;
     random_ = generator(g.seed);
@@ -121,9 +122,6 @@ class engine {
     return std::exchange(fault_, std::nullopt);
   }
 
-  bool active() const { return grid_ != nullptr; }
-  const grid& running_grid() const { return *grid_; }
-
   const meeting& meet(unsigned mask, warp_operation operation, std::uint64_t value, site where) {
     const unsigned warp = current_ / 32, mine = 1u << current_ % 32;
     if (!(mask & mine)) {
@@ -139,6 +137,7 @@ class engine {
       if (open->mask == mask && open->operation == operation && open->arrived != mask) m = open;
     }
     if (!m) {
+      const unwatched bookkeeping;
       if (free_meetings_.empty()) free_meetings_.push_back(&all_meetings_.emplace_back());
       m = free_meetings_.back();
       free_meetings_.pop_back();
@@ -168,6 +167,7 @@ class engine {
     meeting& m = const_cast<meeting&>(left);
     m.left |= 1u << current_ % 32;
     if (m.left != m.mask) return;
+    const unwatched bookkeeping;
     std::vector<meeting*>& open = meetings_[current_ / 32];
     open.erase(std::find(open.begin(), open.end(), &m));
     if (!tsan) free_meetings_.push_back(&m);  // there, an address used again would order lanes that never met
@@ -257,7 +257,10 @@ class engine {
     std::abort();  // nobody comes back here
   }
 
-  void tell(cudaError_t code, const char* text) { fault_ = {code, where() + ": " + text}; }
+  void tell(cudaError_t code, const char* text) {
+    const unwatched bookkeeping;
+    fault_ = {code, where() + ": " + text};
+  }
 
   std::string where() const {
     return "kernel " + grid_->name + ", block " + triple(blockIdx.x, blockIdx.y, blockIdx.z) + ", thread " +
@@ -306,6 +309,7 @@ class engine {
       for (unsigned i = count_; i > 1; --i) std::swap(order_[i - 1], order_[random_.below(i)]);
     threads_.resize(count_);
     meetings_.resize((count_ + 31) / 32);
+    ready_.reserve(count_);
   }
 
   void run_block(std::uint64_t b, std::uint64_t nth) {
@@ -406,6 +410,7 @@ class engine {
 
   fiber& fiber_for_new() {
     if (tsan) {
+      const unwatched bookkeeping;
       const unsigned thread = order_[next_++];
       std::vector<fiber*>& set = sets_[set_];
       if (set.size() <= thread) set.resize(count_, nullptr);

@@ -143,16 +143,22 @@ void machine::run_one(const std::shared_ptr<stream>& s) {
   tsan_switch(s->context);
   tsan_acquire(i.tag.get());
   for (const point& p : i.after) tsan_acquire(&p.of->tag);
-  expose();
+  {
+    const unwatched bookkeeping;
+    expose();
+  }
   i.run();
   ++s->run;
   ++ran;
   now += 0.001 * static_cast<double>(1 + random.below(50));
   choices = (choices ^ s->id ^ ran << 32) * 0x9e3779b97f4a7c15u;
-  if (i.ended) i.ended();
-  i.run = nullptr;
+  {
+    const unwatched bookkeeping;
+    i.run = nullptr;
+  }
   tsan_release(&s->tag);
   tsan_switch(host);
+  if (i.ended) i.ended();
   s->running = in_item = false;
   if (s->destroyed && s->items.empty()) std::erase(all_streams, s);
 }
@@ -287,6 +293,8 @@ void machine::check_guards(const std::string& after) {
 }
 
 void machine::release(allocation& a) {
+  if (!asan && a.kind != memory_kind::registered) std::memset(a.begin, poison_byte, a.bytes);  // who reads it still
+  const unwatched bookkeeping;
   if (a.kind == memory_kind::registered) {
     memory.erase(a.begin);
     return;
@@ -298,8 +306,7 @@ void machine::release(allocation& a) {
   const allocation dead = a;
   memory.erase(dead.begin);
   if (asan) return std::free(dead.begin);
-  // Not given back at once: who still reads it reads poison, who still writes it is found out.
-  std::memset(dead.begin, poison_byte, dead.bytes);
+  // Not given back at once: who still writes it is found out.
   quarantine.push_back(dead);
   quarantined += dead.bytes;
   while (quarantined > quarantine_bytes || quarantine.size() > 4096) {
@@ -352,6 +359,7 @@ void machine::conceal() {
 }
 
 void machine::bear(const void* p) {
+  const unwatched bookkeeping;
   allocation* a = find_start(p);
   if (!a) return;
   a->born = true;

@@ -34,6 +34,10 @@ void __tsan_destroy_fiber(void* fiber);
 void __tsan_switch_to_fiber(void* fiber, unsigned flags);
 void __tsan_acquire(void* address);
 void __tsan_release(void* address);
+void AnnotateIgnoreReadsBegin(const char* file, int line);
+void AnnotateIgnoreReadsEnd(const char* file, int line);
+void AnnotateIgnoreWritesBegin(const char* file, int line);
+void AnnotateIgnoreWritesEnd(const char* file, int line);
 }
 #endif
 
@@ -67,6 +71,15 @@ inline void* tsan_create() { return __tsan_create_fiber(0); }
 inline void tsan_destroy(void* context) { __tsan_destroy_fiber(context); }
 inline void* tsan_current() { return __tsan_get_current_fiber(); }
 inline void tsan_switch(void* context) { __tsan_switch_to_fiber(context, 1); }
+inline void tsan_ignore(bool yes) {
+  if (yes) {
+    AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+    AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
+  } else {
+    AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+    AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+  }
+}
 #else
 inline void tsan_acquire(void*) {}
 inline void tsan_release(void*) {}
@@ -74,6 +87,15 @@ inline void* tsan_create() { return nullptr; }
 inline void tsan_destroy(void*) {}
 inline void* tsan_current() { return nullptr; }
 inline void tsan_switch(void*) {}
+inline void tsan_ignore(bool) {}
 #endif
+
+// Bookkeeping in a context of the device: what the C library does for it is nobody's race.
+class unwatched {
+ public:
+  unwatched() { tsan_ignore(true); }
+  ~unwatched() { tsan_ignore(false); }
+  unwatched(const unwatched&) = delete;
+};
 
 }  // namespace emulated
