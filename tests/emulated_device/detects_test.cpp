@@ -46,9 +46,9 @@ std::string fault_of(const launch_shape& shape, void (*kernel)(Parameters...), A
 
 bool contains(const std::string& text, const char* words) { return text.find(words) != std::string::npos; }
 
-template <class Value> Value* device_array(std::size_t n, int fill = 0) {
+template <class Value> Value* zeros(std::size_t n) {
   Value* p = nullptr;
-  if (cudaMalloc(&p, n * sizeof(Value)) != cudaSuccess || cudaMemset(p, fill, n * sizeof(Value)) != cudaSuccess ||
+  if (cudaMalloc(&p, n * sizeof(Value)) != cudaSuccess || cudaMemset(p, 0, n * sizeof(Value)) != cudaSuccess ||
       cudaDeviceSynchronize() != cudaSuccess) {
     std::abort();  // programs can't use Catch
   }
@@ -158,7 +158,7 @@ template <class Kernel, class Expected> int wrong_blocks(Kernel kernel, unsigned
   int wrong = 0;
   for (int seed = 0; seed < seeds; ++seed) {
     emulated::reset({.seed = static_cast<std::uint64_t>(seed)});
-    int* p = device_array<int>(n);
+    int* p = zeros<int>(n);
     launch({1, n}, write_index, p, static_cast<int>(n), 0);
     launch({1, n}, kernel, p);
     std::vector<int> got(n);
@@ -214,15 +214,15 @@ template <bool Fence> __global__ void sum_blocks(int* parts, unsigned* ended, in
 }
 
 void run_count(int atomic) {
-  int* p = device_array<int>(1);
+  int* p = zeros<int>(1);
   launch({4, 32}, atomic ? count<true> : count<false>, p);
   cudaDeviceSynchronize();
   cudaFree(p);
 }
 void run_sum(int fence) {
-  int* parts = device_array<int>(8);
-  unsigned* ended = device_array<unsigned>(1);
-  int* sum = device_array<int>(1);
+  int* parts = zeros<int>(8);
+  unsigned* ended = zeros<unsigned>(1);
+  int* sum = zeros<int>(1);
   launch({8, 32}, fence ? sum_blocks<true> : sum_blocks<false>, parts, ended, sum);
   int got = 0;
   cudaMemcpy(&got, sum, sizeof got, cudaMemcpyDeviceToHost);
@@ -281,7 +281,7 @@ __global__ void traps(int* p) {
 }  // namespace detects
 
 TEST_CASE("emulated: a divergent barrier is an error that says where") {
-  int* p = device_array<int>(64);
+  int* p = zeros<int>(64);
   const std::string text = fault_of({2, 64}, divergent, p);
   CHECK(contains(text, "cudaErrorLaunchFailure"));
   CHECK(contains(text, "divergent barrier"));
@@ -295,7 +295,7 @@ TEST_CASE("emulated: a divergent barrier is an error that says where") {
 }
 
 TEST_CASE("emulated: a warp operation whose mask names absent lanes is an error") {
-  int* p = device_array<int>(64);
+  int* p = zeros<int>(64);
   const std::string ended = fault_of({1, 32}, names_ended_lanes, p);
   const bool told = contains(ended, "absent lanes 0x") || contains(ended, "for lanes 0x");
   INFO(ended);
@@ -306,7 +306,7 @@ TEST_CASE("emulated: a warp operation whose mask names absent lanes is an error"
 }
 
 TEST_CASE("emulated: a fault ends the kernel, and the device returns it until it is reset") {
-  int* p = device_array<int>(64);
+  int* p = zeros<int>(64);
   CHECK(launch({1, 32}, traps, p) == cudaSuccess);
   CHECK(cudaDeviceSynchronize() == cudaErrorLaunchFailure);
   CHECK(launch({1, 32}, write_index, p, 32, 0) == cudaErrorLaunchFailure);
@@ -318,7 +318,7 @@ TEST_CASE("emulated: a fault ends the kernel, and the device returns it until it
   CHECK(cudaDeviceReset() == cudaSuccess);
   CHECK(cudaGetLastError() == cudaSuccess);
   emulated::clear_faults();
-  p = device_array<int>(64);
+  p = zeros<int>(64);
   CHECK(launch({1, 64}, write_index, p, 64, 0) == cudaSuccess);
   CHECK(cudaDeviceSynchronize() == cudaSuccess);
   cudaFree(p);
@@ -326,7 +326,7 @@ TEST_CASE("emulated: a fault ends the kernel, and the device returns it until it
 
 TEST_CASE("emulated: a block that never ends is given up") {
   if (with_asan || watches_races()) return;  // minutes there
-  int* p = device_array<int>(1);
+  int* p = zeros<int>(1);
   CHECK(contains(fault_of({1, 2}, never_ends, p), "doesn't end"));
   cudaFree(p);
 }
@@ -355,12 +355,12 @@ __global__ void read_shared(int* to) {
 }
 
 const program beyond_end("write", [](int n) {
-  int* p = device_array<int>(100);
+  int* p = zeros<int>(100);
   fault_of({1, static_cast<unsigned>(n)}, write_up_to, p, n);
   cudaFree(p);
 });
 const program read_outside("read", [](int at) {
-  int *p = device_array<int>(100), *q = device_array<int>(1);
+  int *p = zeros<int>(100), *q = zeros<int>(1);
   fault_of({1, 1}, read_at, static_cast<const int*>(p), at, q);
   cudaFree(p);
   cudaFree(q);
@@ -368,19 +368,19 @@ const program read_outside("read", [](int at) {
 const program beyond_shared("write shared", [](int n) { fault_of({1, 1}, write_shared, n); });
 const program beyond_dynamic("write dynamic", [](int n) { fault_of({1, 1, 64}, write_dynamic, n); });
 const program plain_vector("read vector", [](int at) {
-  float* p = device_array<float>(16);
+  float* p = zeros<float>(16);
   fault_of({1, 1}, read_vector, static_cast<const float*>(p + at), p);
   cudaFree(p);
 });
 const program host_reads("host reads", [](int) {
-  int* p = device_array<int>(4);
+  int* p = zeros<int>(4);
   std::printf("%d", *const_cast<volatile int*>(p));
 });
 
 }  // namespace detects
 
 TEST_CASE("emulated: a write beyond an allocation is found, by one element") {
-  int* p = device_array<int>(100);
+  int* p = zeros<int>(100);
   if (with_asan) {
     CHECK(run("write", 100).well);
     const ending beyond = run("write", 101);
@@ -407,7 +407,7 @@ TEST_CASE("emulated: a write beyond an allocation is found, by one element") {
 }
 
 TEST_CASE("emulated: a misaligned vector load is an error") {
-  float* p = device_array<float>(16);
+  float* p = zeros<float>(16);
   const float* const odd = p + 1;
   CHECK(contains(fault_of({1, 1}, load_vector, odd, p), "cudaErrorMisalignedAddress"));
   CHECK(fault_of({1, 1}, load_vector, static_cast<const float*>(p + 4), p) == "cudaSuccess");

@@ -3,10 +3,11 @@
 #pragma once
 
 // What:   CUDA's bfloat16 and its pair: the interface of CUDA 13's cuda_bf16.h in integer code.
-// Limits: no shuffles and no atomics, which belong to the runtime; no macros that switch conversions or operators off.
+// Limits: no macros that switch conversions or operators off.
 //         All functions run on the host, also those that CUDA has on the device only. See emulated/narrow_functions.h.
 
 #include "cuda_fp16.h"
+#include "emulated/kernel.h"
 #include "emulated/narrow.h"
 #include "emulated/qualifiers.h"
 #include "vector_functions.h"
@@ -29,8 +30,8 @@ template <> struct emulated::narrow<__nv_bfloat16> {
   using pair = __nv_bfloat162;
 };
 
-/// Implicit conversions go both ways between it and all arithmetic types, but only from a float or wider it is what
-/// arithmetic of its own type would choose: as in CUDA, an operator on it and a float is ambiguous.
+/// Converts implicitly from and to every arithmetic type, rounding to nearest or saturating toward zero: as in CUDA, an
+/// operator on it and a float is therefore ambiguous.
 struct alignas(2) __nv_bfloat16 {
  protected:
   unsigned short __x;
@@ -237,3 +238,12 @@ __host__ __device__ inline __nv_bfloat162 __highs2bfloat162(const __nv_bfloat162
 #define CUDART_NEG_ZERO_BF16 __ushort_as_bfloat16(static_cast<unsigned short>(0x8000))
 #define CUDART_ZERO_BF16 __ushort_as_bfloat16(static_cast<unsigned short>(0x0000))
 #define CUDART_ONE_BF16 __ushort_as_bfloat16(static_cast<unsigned short>(0x3f80))
+
+inline __nv_bfloat16 atomicAdd(__nv_bfloat16* p, __nv_bfloat16 value) {
+  return emulated::update(p, [=](__nv_bfloat16 old) { return __hadd(old, value); });
+}
+/// Each half by itself, as on the device.
+inline __nv_bfloat162 atomicAdd(__nv_bfloat162* p, __nv_bfloat162 value) {
+  emulated::check_alignment(p);
+  return {atomicAdd(&p->x, value.x), atomicAdd(&p->y, value.y)};
+}

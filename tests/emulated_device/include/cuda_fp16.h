@@ -3,9 +3,10 @@
 #pragma once
 
 // What:   CUDA's half and its pair: the interface of CUDA 13's cuda_fp16.h in integer code.
-// Limits: no shuffles and no atomics, which belong to the runtime; no macros that switch conversions or operators off.
+// Limits: no macros that switch conversions or operators off.
 //         All functions run on the host, also those that CUDA has on the device only. See emulated/narrow_functions.h.
 
+#include "emulated/kernel.h"
 #include "emulated/narrow.h"
 #include "emulated/qualifiers.h"
 #include "vector_functions.h"
@@ -29,8 +30,8 @@ template <> struct emulated::narrow<__half> {
   using pair = __half2;
 };
 
-/// Implicit conversions go both ways between it and all arithmetic types, but only from a float or wider it is what
-/// arithmetic of its own type would choose: as in CUDA, an operator on it and a float is ambiguous.
+/// Converts implicitly from and to every arithmetic type, rounding to nearest or saturating toward zero: as in CUDA, an
+/// operator on it and a float is therefore ambiguous.
 struct alignas(2) __half {
  protected:
   unsigned short __x;
@@ -227,3 +228,12 @@ __host__ __device__ inline __half2 __highs2half2(const __half2 a, const __half2 
 #define CUDART_NEG_ZERO_FP16 __ushort_as_half(static_cast<unsigned short>(0x8000))
 #define CUDART_ZERO_FP16 __ushort_as_half(static_cast<unsigned short>(0x0000))
 #define CUDART_ONE_FP16 __ushort_as_half(static_cast<unsigned short>(0x3c00))
+
+inline __half atomicAdd(__half* p, __half value) {
+  return emulated::update(p, [=](__half old) { return __hadd(old, value); });
+}
+/// Each half by itself, as on the device.
+inline __half2 atomicAdd(__half2* p, __half2 value) {
+  emulated::check_alignment(p);
+  return {atomicAdd(&p->x, value.x), atomicAdd(&p->y, value.y)};
+}

@@ -69,35 +69,35 @@ void* dynamic_shared_memory();
 /// Time that moves with every call.
 long long clock();
 
-template <class Value> inline std::uint64_t to_bits(Value value) {
-  static_assert(std::is_trivially_copyable_v<Value> && sizeof(Value) <= 8);
+template <class Value> inline std::uint64_t pack(Value value) {
+  static_assert(sizeof(Value) <= 8);
   std::uint64_t bits = 0;
-  std::memcpy(&bits, &value, sizeof value);
+  std::memcpy(&bits, static_cast<const void*>(&value), sizeof value);
   return bits;
 }
-template <class Value> inline Value from_bits(std::uint64_t bits) {
+template <class Value> inline Value unpack(std::uint64_t bits) {
   Value value;
-  std::memcpy(&value, &bits, sizeof value);
+  std::memcpy(static_cast<void*>(&value), &bits, sizeof value);
   return value;
 }
 
 /// Value of lane `from`; a lane outside of the mask has brought nothing, and its value is all ones.
 template <class Value> inline Value exchange(unsigned mask, Value value, unsigned from, site where) {
-  const meeting& m = meet(mask, warp_operation::shuffle, to_bits(value), where);
+  const meeting& m = meet(mask, warp_operation::shuffle, pack(value), where);
   const std::uint64_t bits = (mask >> from & 1u) ? m.value[from] : ~std::uint64_t{0};
   leave(m);
-  return from_bits<Value>(bits);
+  return unpack<Value>(bits);
 }
 
 /// Combines the values of all lanes of the mask, from the lowest lane up.
 template <class Value, class Combine>
 inline Value combine(unsigned mask, Value value, warp_operation operation, Combine f, site where) {
-  const meeting& m = meet(mask, operation, to_bits(value), where);
+  const meeting& m = meet(mask, operation, pack(value), where);
   Value result{};
   bool first = true;
   for (unsigned lane = 0; lane < 32; ++lane) {
     if (!(mask >> lane & 1u)) continue;
-    const Value v = from_bits<Value>(m.value[lane]);
+    const Value v = unpack<Value>(m.value[lane]);
     result = first ? v : f(result, v);
     first = false;
   }
@@ -106,7 +106,7 @@ inline Value combine(unsigned mask, Value value, warp_operation operation, Combi
 }
 
 template <class Value>
-concept shuffled = std::is_trivially_copyable_v<Value> && sizeof(Value) <= 8 && !std::is_same_v<Value, bool>;
+concept shuffled = std::is_trivially_destructible_v<Value> && sizeof(Value) <= 8 && !std::is_same_v<Value, bool>;
 
 }  // namespace emulated
 
@@ -162,19 +162,19 @@ inline int __all_sync(unsigned mask, int predicate, EMULATED_SITE) {
 }
 template <emulated::shuffled Value> inline unsigned __match_any_sync(unsigned mask, Value value, EMULATED_SITE) {
   const emulated::meeting& m =
-      emulated::meet(mask, emulated::warp_operation::match_any, emulated::to_bits(value), EMULATED_HERE);
+      emulated::meet(mask, emulated::warp_operation::match_any, emulated::pack(value), EMULATED_HERE);
   unsigned same = 0;
   for (unsigned lane = 0; lane < 32; ++lane)
-    if ((mask >> lane & 1u) && m.value[lane] == emulated::to_bits(value)) same |= 1u << lane;
+    if ((mask >> lane & 1u) && m.value[lane] == emulated::pack(value)) same |= 1u << lane;
   emulated::leave(m);
   return same;
 }
 template <emulated::shuffled Value>
 inline unsigned __match_all_sync(unsigned mask, Value value, int* predicate, EMULATED_SITE) {
   const emulated::meeting& m =
-      emulated::meet(mask, emulated::warp_operation::match_all, emulated::to_bits(value), EMULATED_HERE);
+      emulated::meet(mask, emulated::warp_operation::match_all, emulated::pack(value), EMULATED_HERE);
   bool same = true;
-  for (unsigned lane = 0; lane < 32; ++lane) same &= !(mask >> lane & 1u) || m.value[lane] == emulated::to_bits(value);
+  for (unsigned lane = 0; lane < 32; ++lane) same &= !(mask >> lane & 1u) || m.value[lane] == emulated::pack(value);
   emulated::leave(m);
   *predicate = same;
   return same ? mask : 0u;
@@ -243,22 +243,22 @@ template <class Value, class Function> inline Value update(Value* p, Function f)
   __atomic_load(at, &before, __ATOMIC_RELAXED);
   Value old;
   do {
-    std::memcpy(&old, &before, sizeof old);
+    std::memcpy(static_cast<void*>(&old), &before, sizeof old);
     const Value next = f(old);
-    std::memcpy(&after, &next, sizeof after);
+    std::memcpy(&after, static_cast<const void*>(&next), sizeof after);
   } while (!__atomic_compare_exchange(at, &before, &after, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
   maybe_yield();
   return old;
 }
 
 template <class Value, class... Others>
-concept one_of = (std::is_same_v<Value, Others> || ...);
+concept is_one_of = (std::is_same_v<Value, Others> || ...);
 template <class Value>
-concept atomic_integer = one_of<Value, int, unsigned, unsigned long long>;
+concept atomic_integer = is_one_of<Value, int, unsigned, unsigned long long>;
 
 }  // namespace emulated
 
-template <emulated::one_of<int, unsigned, unsigned long long, float, double> Value>
+template <emulated::is_one_of<int, unsigned, unsigned long long, float, double> Value>
 inline Value atomicAdd(Value* p, std::type_identity_t<Value> value) {
   return emulated::update(p, [=](Value old) -> Value {
     if constexpr (std::is_same_v<Value, int>)
@@ -267,21 +267,21 @@ inline Value atomicAdd(Value* p, std::type_identity_t<Value> value) {
       return old + value;
   });
 }
-template <emulated::one_of<int, unsigned> Value>
+template <emulated::is_one_of<int, unsigned> Value>
 inline Value atomicSub(Value* p, std::type_identity_t<Value> value) {
   return emulated::update(p, [=](Value old) {
     return static_cast<Value>(static_cast<unsigned>(old) - static_cast<unsigned>(value));
   });
 }
-template <emulated::one_of<int, unsigned, unsigned long long, float> Value>
+template <emulated::is_one_of<int, unsigned, unsigned long long, float> Value>
 inline Value atomicExch(Value* p, std::type_identity_t<Value> value) {
   return emulated::update(p, [=](Value) { return value; });
 }
-template <emulated::one_of<int, unsigned, long long, unsigned long long> Value>
+template <emulated::is_one_of<int, unsigned, long long, unsigned long long> Value>
 inline Value atomicMin(Value* p, std::type_identity_t<Value> value) {
   return emulated::update(p, [=](Value old) { return value < old ? value : old; });
 }
-template <emulated::one_of<int, unsigned, long long, unsigned long long> Value>
+template <emulated::is_one_of<int, unsigned, long long, unsigned long long> Value>
 inline Value atomicMax(Value* p, std::type_identity_t<Value> value) {
   return emulated::update(p, [=](Value old) { return old < value ? value : old; });
 }
@@ -302,7 +302,7 @@ inline unsigned atomicInc(unsigned* p, unsigned limit) {
 inline unsigned atomicDec(unsigned* p, unsigned limit) {
   return emulated::update(p, [=](unsigned old) { return old == 0 || old > limit ? limit : old - 1; });
 }
-template <emulated::one_of<unsigned short, int, unsigned, unsigned long long> Value>
+template <emulated::is_one_of<unsigned short, int, unsigned, unsigned long long> Value>
 inline Value atomicCAS(Value* p, std::type_identity_t<Value> expected, std::type_identity_t<Value> value) {
   return emulated::update(p, [=](Value old) { return old == expected ? value : old; });
 }
