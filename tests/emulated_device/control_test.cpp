@@ -1,0 +1,209 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+
+// What tests can choose: seeds, eagerness, failures on purpose; and what is refused with a reason.
+
+#include "../support/catch.hpp"
+#include "launch.hpp"
+
+#include <emulated/control.h>
+
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace control {
+
+__global__ void note_order(int* order, unsigned* next, int who) {
+  order[atomicAdd(next, 1u)] = who + static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+}
+__global__ void nothing() {}
+
+// Twelve kernels on four streams; the order in which their threads ran.
+std::vector<int> order_under(const emulated::options& o) {
+  emulated::reset(o);
+  constexpr int n = 4 * 3 * 16;
+  const device_array<int> order(std::vector<int>(n, 0));
+  const device_array<unsigned> next(std::vector<unsigned>(1, 0u));
+  cudaStream_t streams[4];
+  for (cudaStream_t& s : streams) cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
+  for (int round = 0; round < 3; ++round)
+    for (int s = 0; s < 4; ++s)
+      launch({2, 8, 0, streams[s]}, note_order, order.data(), next.data(), 1000 * s + 100 * round);
+  std::vector<int> got = order.host();
+  for (cudaStream_t s : streams) cudaStreamDestroy(s);
+  return got;
+}
+
+}  // namespace control
+
+using namespace control;
+
+TEST_CASE("emulated: a run under a seed repeats exactly") {
+  std::set<std::vector<int>> different;
+  for (std::uint64_t seed = 0; seed < 12; ++seed) {
+    const std::vector<int> once = order_under({.seed = seed});
+    const std::uint64_t choices = emulated::choices();
+    CHECK(once == order_under({.seed = seed}));
+    CHECK(choices == emulated::choices());
+    different.insert(once);
+  }
+  CHECK(different.size() == 12);
+}
+
+TEST_CASE("emulated: work keeps the order of its stream under every seed") {
+  for (std::uint64_t seed = 0; seed < 30; ++seed) {
+    const std::vector<int> order = order_under({.seed = seed});
+    int round_of[4] = {};
+    for (const int who : order) {
+      int& round = round_of[who / 1000];
+      CHECK(who % 1000 / 100 >= round);
+      round = who % 1000 / 100;
+    }
+  }
+}
+
+TEST_CASE("emulated: lazy work waits for somebody who needs it, eager work for nobody") {
+  emulated::reset({.eagerness = emulated::eagerness::lazy});
+  cudaStream_t one, other;
+  cudaStreamCreateWithFlags(&one, cudaStreamNonBlocking);
+  cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
+  for (int i = 0; i < 5; ++i) {
+    launch({1, 1, 0, one}, nothing);
+    launch({1, 1, 0, other}, nothing);
+  }
+  CHECK(emulated::items_run() == 0);
+  CHECK(cudaStreamSynchronize(one) == cudaSuccess);
+  CHECK(emulated::items_run() == 5);
+  CHECK(cudaDeviceSynchronize() == cudaSuccess);
+  CHECK(emulated::items_run() == 10);
+  cudaStreamDestroy(one);
+  cudaStreamDestroy(other);
+
+  emulated::reset({.eagerness = emulated::eagerness::eager});
+  launch({1, 1}, nothing);
+  int device = 0;
+  cudaEvent_t event;
+  cudaEventCreate(&event);
+  CHECK(cudaStreamQuery(nullptr) == cudaSuccess);
+  CHECK(emulated::items_run() == 1);
+  CHECK(cudaGetDevice(&device) == cudaSuccess);
+  cudaEventDestroy(event);
+}
+
+TEST_CASE("emulated: asking again and again ends") {
+  for (std::uint64_t seed = 0; seed < 9; ++seed) {
+    emulated::reset({.seed = seed});
+    cudaEvent_t event;
+    cudaEventCreate(&event);
+    for (int i = 0; i < 10; ++i) launch({1, 1}, nothing);
+    cudaEventRecord(event);
+    int asked = 0;
+    while (cudaEventQuery(event) == cudaErrorNotReady && asked < 1000) ++asked;
+    CHECK(asked < 1000);
+    static_cast<void>(cudaGetLastError());
+    cudaEventDestroy(event);
+  }
+}
+
+TEST_CASE("emulated: allocations and launches fail when they are told to") {
+  int* p = nullptr;
+  emulated::fail_allocation(1);
+  int* q = nullptr;
+  CHECK(cudaMalloc(&p, 4) == cudaSuccess);
+  CHECK(cudaMalloc(&q, 4) == cudaErrorMemoryAllocation);
+  CHECK(q == nullptr);
+  CHECK(cudaGetLastError() == cudaErrorMemoryAllocation);
+  CHECK(cudaMalloc(&q, 4) == cudaSuccess);
+  emulated::fail_allocation(0);
+  int* r = nullptr;
+  CHECK(cudaMallocAsync(&r, 4, nullptr) == cudaErrorMemoryAllocation);
+  emulated::fail_launch(2, cudaErrorLaunchFailure);
+  CHECK(launch({1, 1}, nothing) == cudaSuccess);
+  CHECK(launch({1, 1}, nothing) == cudaSuccess);
+  CHECK(launch({1, 1}, nothing) == cudaErrorLaunchFailure);
+  CHECK(launch({1, 1}, nothing) == cudaSuccess);
+  static_cast<void>(cudaGetLastError());
+  cudaFree(p);
+  cudaFree(q);
+}
+
+TEST_CASE("emulated: a device has as much memory as it was given") {
+  emulated::reset({.devices = 1, .memory_bytes = 1000});
+  char *p = nullptr, *q = nullptr;
+  CHECK(cudaMalloc(&p, 600) == cudaSuccess);
+  CHECK(cudaMalloc(&q, 401) == cudaErrorMemoryAllocation);
+  CHECK(cudaMalloc(&q, 400) == cudaSuccess);
+  std::size_t free = 1, total = 0;
+  CHECK(cudaMemGetInfo(&free, &total) == cudaSuccess);
+  CHECK(free == 0);
+  CHECK(total == 1000);
+  cudaFree(p);
+  CHECK(cudaMemGetInfo(&free, &total) == cudaSuccess);
+  CHECK(free == 600);
+  cudaFree(q);
+  static_cast<void>(cudaGetLastError());
+}
+
+TEST_CASE("emulated: any number of devices, also none") {
+  emulated::reset({.devices = 0});
+  int count = 7;
+  CHECK(cudaGetDeviceCount(&count) == cudaErrorNoDevice);
+  CHECK(count == 0);
+  int* p = nullptr;
+  CHECK(cudaMalloc(&p, 4) == cudaErrorNoDevice);
+  emulated::reset({.devices = 64});
+  CHECK(cudaGetDeviceCount(&count) == cudaSuccess);
+  CHECK(count == 64);
+  CHECK(cudaSetDevice(63) == cudaSuccess);
+  CHECK(cudaSetDevice(64) == cudaErrorInvalidDevice);
+  CHECK(launch({1, 1}, nothing) == cudaSuccess);
+  CHECK(cudaDeviceSynchronize() == cudaSuccess);
+  static_cast<void>(cudaGetLastError());
+  emulated::reset({.peers = false});
+  int can = 1;
+  CHECK(cudaDeviceCanAccessPeer(&can, 0, 1) == cudaSuccess);
+  CHECK(can == 0);
+}
+
+TEST_CASE("emulated: stream capture is refused") {
+  cudaStream_t stream;
+  cudaStreamCreate(&stream);
+  CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) == cudaErrorNotSupported);
+  cudaGraph_t graph;
+  CHECK(cudaStreamEndCapture(stream, &graph) == cudaErrorNotSupported);
+  CHECK(cudaGetLastError() == cudaErrorNotSupported);
+  cudaStreamDestroy(stream);
+}
+
+TEST_CASE("emulated: a host function may not call CUDA") {
+  static cudaError_t inside;
+  inside = cudaSuccess;
+  cudaLaunchHostFunc(
+      nullptr, [](void*) { inside = cudaStreamSynchronize(nullptr); }, nullptr);
+  CHECK(cudaDeviceSynchronize() == cudaSuccess);
+  CHECK(inside == cudaErrorNotPermitted);
+  static_cast<void>(cudaGetLastError());
+}
+
+TEST_CASE("emulated: several host threads share the devices") {
+  std::vector<int> sums(4, 0);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      cudaSetDevice(t % 2);
+      const device_array<int> order(std::vector<int>(64, 0));
+      const device_array<unsigned> next(std::vector<unsigned>(1, 0u));
+      cudaStream_t stream;
+      cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+      cudaStreamSynchronize(nullptr);
+      launch({4, 16, 0, stream}, note_order, order.data(), next.data(), 0);
+      cudaStreamSynchronize(stream);
+      for (const int i : order.host()) sums[static_cast<std::size_t>(t)] += i;
+      cudaStreamDestroy(stream);
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  for (const int sum : sums) CHECK(sum == 63 * 64 / 2);
+}
