@@ -3,8 +3,6 @@
 
 #include "machine.hpp"
 
-#include "sanitizers.hpp"
-
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -28,6 +26,20 @@ eagerness chosen(const options& o) {
 }
 
 }  // namespace
+
+void hidden_mutex::lock() {
+  static thread_local char self;
+  for (const void* owner = nullptr; !owner_.compare_exchange_strong(owner, &self); owner = nullptr) {
+    if (owner == &self) break;
+    owner_.wait(owner);
+  }
+  ++depth_;
+}
+void hidden_mutex::unlock() {
+  if (--depth_ != 0) return;
+  owner_ = nullptr;
+  owner_.notify_one();
+}
 
 stream::~stream() {
   if (context) tsan_destroy(context);
@@ -368,7 +380,7 @@ void machine::bear(const void* p) {
 
 // ---- Calls
 
-call::call(bool may_step) : m(the_machine()), lock_(m.lock) {
+call::call(bool may_step) : m(the_machine()), hold_(m) {
   if (may_step) m.step();
 }
 
@@ -390,7 +402,7 @@ cudaError_t call::end(cudaError_t code) {
 // ---- Control
 
 void reset(const options& o) {
-  const std::lock_guard hold(the_machine().lock);
+  const held hold(the_machine());
   the_machine().reset(o);
 }
 const options& current() { return the_machine().with; }
@@ -402,7 +414,7 @@ void clear_faults() {
 
 std::vector<std::string> leaks() {
   machine& m = the_machine();
-  const std::lock_guard hold(m.lock);
+  const held hold(m);
   std::vector<std::string> lines;
   for (cudaStream_t s : m.streams) lines.push_back("stream " + std::to_string(s->number));
   for (cudaEvent_t e : m.events) lines.push_back("event " + std::to_string(e->number));
@@ -421,7 +433,7 @@ std::uint64_t items_run() { return the_machine().ran; }
 std::uint64_t choices() { return the_machine().choices; }
 bool is_device_memory(const void* p, std::size_t bytes) {
   machine& m = the_machine();
-  const std::lock_guard hold(m.lock);
+  const held hold(m);
   return m.find(p) && m.check_range(p, bytes) == cudaSuccess;
 }
 bool watches_races() { return tsan; }
