@@ -81,6 +81,17 @@ template <class Half> void rounds(int exponent_bits, int mantissa_bits) {
 
 constexpr hd::detail::isa all_isas[] = {hd::detail::isa::portable, hd::detail::isa::avx2, hd::detail::isa::avx512};
 
+// How many results of a loop aren't the scalar conversion's, bit for bit.
+template <bool Scaled, bool Checked, class Half>
+std::size_t wrong_ones(const std::vector<float>& floats, float scale, hd::detail::isa which) {
+  std::vector<Half> got(floats.size(), Half(0.0f));
+  hd::detail::narrow<Scaled, Checked>(floats.data(), got.data(), floats.size(), scale, which);
+  std::size_t wrong = 0;
+  for (std::size_t i = 0; i < floats.size(); ++i)
+    wrong += got[i].bits != Half(Scaled ? floats[i] * scale : floats[i]).bits;
+  return wrong;
+}
+
 template <class Half> void bulk_is_scalar() {
   auto floats = hard_floats();
   for (std::uint64_t i = 0; i < 5000; ++i)
@@ -91,16 +102,15 @@ template <class Half> void bulk_is_scalar() {
   for (hd::detail::isa which : all_isas) {
     if (which > hd::detail::best_isa()) continue;
     INFO("instruction set " << int(which));
+    CHECK(wrong_ones<false, false, Half>(floats, 1.0f, which) == 0);
+    CHECK(wrong_ones<false, true, Half>(floats, 1.0f, which) == 0);
     for (float scale : {1.0f, 0.125f, 3.0f, 65536.0f, -1e-30f}) {
-      std::vector<Half> got(floats.size(), Half(0.0f));
-      hd::detail::narrow(floats.data(), got.data(), floats.size(), scale, which);
-      std::size_t wrong = 0;
-      for (std::size_t i = 0; i < floats.size(); ++i) wrong += got[i].bits != Half(floats[i] * scale).bits;
-      CHECK(wrong == 0);
+      CHECK(wrong_ones<true, false, Half>(floats, scale, which) == 0);
+      CHECK(wrong_ones<true, true, Half>(floats, scale, which) == 0);
 
       std::vector<float> wide(halves.size());
       hd::detail::widen<true>(halves.data(), wide.data(), halves.size(), scale, which);
-      wrong = 0;
+      std::size_t wrong = 0;
       for (std::size_t i = 0; i < halves.size(); ++i) {
         const float want = static_cast<float>(halves[i]) * scale;
         wrong += std::memcmp(&want, &wide[i], 4) != 0;
@@ -145,7 +155,8 @@ template <class Half> void finds_bad(float bad, bool expected, float scale) {
       std::vector<float> from(n, 0.5f);
       from[place] = bad;
       std::vector<Half> to(n, Half(0.0f));
-      REQUIRE(hd::detail::narrow(from.data(), to.data(), n, scale, which) == expected);
+      if (scale == 1.0f) REQUIRE(hd::detail::narrow<false, true>(from.data(), to.data(), n, scale, which) == expected);
+      REQUIRE(hd::detail::narrow<true, true>(from.data(), to.data(), n, scale, which) == expected);
       REQUIRE(to[place].bits == Half(bad * scale).bits);
       REQUIRE(to[(place + 1) % n].bits == Half(0.5f * scale).bits);
     }

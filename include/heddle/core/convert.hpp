@@ -24,11 +24,11 @@ inline namespace v0 {
 
 /// @brief Rounds n floats to float16; from 65520 up they become infinity (see `convert_checked`).
 inline void convert(const float* from, float16* to, std::size_t n) noexcept {
-  detail::narrow(from, to, n, 1.0f, detail::best_isa());
+  detail::narrow<false, false>(from, to, n, 1.0f, detail::best_isa());
 }
 /// @brief Rounds n floats to bfloat16.
 inline void convert(const float* from, bfloat16* to, std::size_t n) noexcept {
-  detail::narrow(from, to, n, 1.0f, detail::best_isa());
+  detail::narrow<false, false>(from, to, n, 1.0f, detail::best_isa());
 }
 /// @brief Widens n float16 values, exactly.
 inline void convert(const float16* from, float* to, std::size_t n) noexcept {
@@ -45,11 +45,11 @@ inline void convert(const float* from, float* to, std::size_t n) noexcept {
 
 /// @brief `to[i] = float16(from[i] * scale)`; the product is a float, so there are two roundings.
 inline void convert_scaled(const float* from, float16* to, std::size_t n, float scale) noexcept {
-  detail::narrow(from, to, n, scale, detail::best_isa());
+  detail::narrow<true, false>(from, to, n, scale, detail::best_isa());
 }
 /// @brief `to[i] = bfloat16(from[i] * scale)`; the product is a float, so there are two roundings.
 inline void convert_scaled(const float* from, bfloat16* to, std::size_t n, float scale) noexcept {
-  detail::narrow(from, to, n, scale, detail::best_isa());
+  detail::narrow<true, false>(from, to, n, scale, detail::best_isa());
 }
 /// @brief `to[i] = float(from[i]) * scale`.
 inline void convert_scaled(const float16* from, float* to, std::size_t n, float scale) noexcept {
@@ -70,11 +70,11 @@ inline void convert_scaled(const float* from, float* to, std::size_t n, float sc
 /// @return true when an input was infinite or NaN, or a scaled one left float16's range. Every element is written
 ///         in either case.
 [[nodiscard]] inline bool convert_checked(const float* from, float16* to, std::size_t n, float scale = 1.0f) noexcept {
-  return detail::narrow(from, to, n, scale, detail::best_isa());
+  return detail::narrow<true, true>(from, to, n, scale, detail::best_isa());
 }
 /// @brief As `convert_scaled`; true when an input was infinite or NaN, or a scaled one left bfloat16's range.
 [[nodiscard]] inline bool convert_checked(const float* from, bfloat16* to, std::size_t n, float scale = 1.0f) noexcept {
-  return detail::narrow(from, to, n, scale, detail::best_isa());
+  return detail::narrow<true, true>(from, to, n, scale, detail::best_isa());
 }
 /// @brief As `convert_scaled`; true when a result is infinite or NaN.
 [[nodiscard]] inline bool convert_checked(const float* from, float* to, std::size_t n, float scale = 1.0f) noexcept {

@@ -109,7 +109,7 @@ template <class Half, class Op>
     if (!folded) {
       for (std::size_t i = 0; i < m; ++i) t[i] = static_cast<float>(a[i] * f);
     }
-    if (!narrow(folded ? a : t, out + base, m, 1.0f, which) || !scaled) continue;
+    if (!narrow<false, scaled>(folded ? a : t, out + base, m, 1.0f, which)) continue;
     for (std::size_t i = 0; i < m; ++i) {  // something isn't finite: is it new?
       left_range |= (out[base + i].bits & exponent_mask<Half>) == exponent_mask<Half> && std::isfinite(a[i]);
     }
