@@ -230,3 +230,52 @@ TEST_CASE("core: convert_scaled multiplies in float") {
   hd::convert_scaled(from, back, 3, 2.0f);
   CHECK(back[1] == 6.0f);
 }
+
+TEST_CASE("core: convert_scaled from float to float takes any size, in place too, on every instruction set") {
+  for (hd::detail::isa which : all_isas) {
+    if (which > hd::detail::best_isa()) continue;
+    for (std::size_t n : {0, 1, 7, 8, 9, 70, 1023, 1024, 1025}) {
+      std::vector<float> from(n + 1), to(n + 2, 77.0f), want(n);
+      for (std::size_t i = 0; i < n; ++i) from[i + 1] = hd::random_normal(5, n, i);
+      for (std::size_t i = 0; i < n; ++i) want[i] = from[i + 1] * -3.3f;
+      hd::detail::multiply(from.data() + 1, to.data() + 1, n, -3.3f, which);
+      CHECK(std::equal(want.begin(), want.end(), to.begin() + 1));
+      CHECK((to.front() == 77.0f && to.back() == 77.0f));
+      hd::detail::multiply(from.data() + 1, from.data() + 1, n, -3.3f, which);
+      CHECK(std::equal(want.begin(), want.end(), from.begin() + 1));
+    }
+  }
+}
+
+TEST_CASE("core: all_finite finds one value at any position, on every instruction set") {
+  using limits = std::numeric_limits<float>;
+  std::vector<float> finite = {0.0f, -0.0f, limits::max(), -limits::max(), limits::min(), limits::denorm_min(),
+                               -limits::denorm_min(), std::bit_cast<float>(0x007fffffu)};
+  std::vector<float> others = {infinity, -infinity, not_a_number, -not_a_number};
+  for (std::uint32_t nan : {0x7f800001u, 0xff800001u, 0x7fffffffu, 0xffffffffu})
+    others.push_back(std::bit_cast<float>(nan));
+  std::vector<std::size_t> sizes = {1023, 1024, 1025};
+  for (std::size_t n = 0; n <= 70; ++n) sizes.push_back(n);
+  std::size_t wrong = 0;
+  for (std::size_t n : sizes) {
+    // neither the element before nor the one after counts
+    std::vector<float> x(n + 2, not_a_number);
+    for (std::size_t i = 0; i < n; ++i) x[i + 1] = finite[i % finite.size()];
+    const auto count = [&](bool expected) {
+      wrong += hd::all_finite(x.data() + 1, n) != expected;
+      for (hd::detail::isa which : all_isas)
+        wrong += which <= hd::detail::best_isa() && hd::detail::finite(x.data() + 1, n, which) != expected;
+    };
+    count(true);
+    for (std::size_t place = 1; place <= n; ++place) {
+      const float before = x[place];
+      for (float bad : others) {
+        std::memcpy(&x[place], &bad, sizeof bad);
+        count(false);
+      }
+      x[place] = before;
+    }
+  }
+  CHECK(wrong == 0);
+  CHECK(hd::all_finite(nullptr, 0));
+}

@@ -184,7 +184,6 @@ bool reduce_loop(const void* context, const operand* in, int inputs, void* out, 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__NVCOMPILER)
 /// @cond
 using word_x8 = std::uint32_t __attribute__((vector_size(32)));
-using int_x8 = int __attribute__((vector_size(32)));
 using long_x4 = long long __attribute__((vector_size(32)));
 /// @endcond
 

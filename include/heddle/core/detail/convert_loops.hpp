@@ -3,7 +3,7 @@
 #pragma once
 
 /// @file
-/// @brief The loops behind `convert`: a portable one, and x86-64 ones compiled by function attribute.
+/// @brief The loops behind `convert` and `all_finite`: portable ones, and x86-64 ones compiled by function attribute.
 ///
 /// Every loop gives the bits of the scalar conversion in float16.hpp. Compiler builtins are used instead of
 /// `<immintrin.h>`, which costs a third of a second in every file that includes it.
@@ -54,6 +54,20 @@ inline void widen_portable(const Half* from, float* to, std::size_t n, float sca
   }
 }
 
+/// to[i] = from[i] * factor, one element after the other; in place too.
+inline void multiply_portable(const float* from, float* to, std::size_t n, float factor) noexcept {
+  for (std::size_t i = 0; i < n; ++i) to[i] = from[i] * factor;
+}
+
+/// Whether n floats are all finite, one after the other.
+inline bool finite_portable(const float* from, std::size_t n) noexcept {
+  unsigned bad = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    bad |= static_cast<unsigned>((std::bit_cast<std::uint32_t>(from[i]) & 0x7f800000u) == 0x7f800000u);
+  }
+  return bad == 0;
+}
+
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__NVCOMPILER)
 
 #define HEDDLE_DETAIL_AVX2 __attribute__((target("avx2,f16c")))
@@ -64,6 +78,7 @@ using float_x8 = float __attribute__((vector_size(32)));
 using float_x16 = float __attribute__((vector_size(64)));
 using short_x8 = short __attribute__((vector_size(16)));
 using short_x16 = short __attribute__((vector_size(32)));
+using int_x8 = int __attribute__((vector_size(32)));
 using int_x16 = int __attribute__((vector_size(64)));
 using word_x16 = std::uint32_t __attribute__((vector_size(64)));
 inline constexpr unsigned short all_x16 = 0xffff;
@@ -213,6 +228,40 @@ HEDDLE_DETAIL_AVX2 inline void widen_avx2(const bfloat16* __restrict from, float
   }
   widen_portable<Scaled>(from + i, to + i, n - i, scale);
 }
+
+// The next two do so little with a float that wider vectors would only wait for memory.
+HEDDLE_DETAIL_AVX2 inline void multiply_avx2(const float* from, float* to, std::size_t n, float factor) noexcept {
+  std::size_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    float_x8 x;
+    std::memcpy(&x, from + i, sizeof x);
+    x = x * factor;
+    std::memcpy(to + i, &x, sizeof x);
+  }
+  multiply_portable(from + i, to + i, n - i, factor);
+}
+
+// Bits without the sign are ordered as magnitudes are, infinity and NaNs last.
+HEDDLE_DETAIL_AVX2 inline bool finite_avx2(const float* from, std::size_t n) noexcept {
+  constexpr std::size_t block = 32;
+  int_x8 magnitude{}, largest_finite{}, largest{};
+  magnitude += 0x7fffffff;
+  largest_finite += 0x7f7fffff;
+  std::size_t i = 0;
+  for (; i + block <= n; i += block) {
+    for (std::size_t j = 0; j < block; j += 8) {
+      int_x8 x;
+      std::memcpy(&x, from + i + j, sizeof x);
+      x = x & magnitude;
+      largest = largest > x ? largest : x;
+    }
+  }
+  const int_x8 bad = largest > largest_finite;
+  std::uint64_t word[4];
+  std::memcpy(word, &bad, sizeof word);
+  const bool tail = finite_portable(from + i, n - i);
+  return (word[0] | word[1] | word[2] | word[3]) == 0 && tail;
+}
 /// @endcond
 
 /// float to 16 bits by the given loops; see narrow_portable.
@@ -236,6 +285,16 @@ inline void widen(const bfloat16* from, float* to, std::size_t n, float scale, i
   widen_portable<Scaled>(from, to, n, scale);
 }
 
+/// to[i] = from[i] * factor by the given loops; in place too.
+inline void multiply(const float* from, float* to, std::size_t n, float factor, isa which) noexcept {
+  if (which != isa::portable) return multiply_avx2(from, to, n, factor);
+  multiply_portable(from, to, n, factor);
+}
+/// Whether n floats are all finite, by the given loops.
+inline bool finite(const float* from, std::size_t n, isa which) noexcept {
+  return which != isa::portable ? finite_avx2(from, n) : finite_portable(from, n);
+}
+
 #undef HEDDLE_DETAIL_AVX2
 #undef HEDDLE_DETAIL_AVX512
 
@@ -253,6 +312,12 @@ template <bool Scaled, class Half>
 inline void widen(const Half* from, float* to, std::size_t n, float scale, isa) noexcept {
   widen_portable<Scaled>(from, to, n, scale);
 }
+/// to[i] = from[i] * factor; in place too.
+inline void multiply(const float* from, float* to, std::size_t n, float factor, isa) noexcept {
+  multiply_portable(from, to, n, factor);
+}
+/// Whether n floats are all finite.
+inline bool finite(const float* from, std::size_t n, isa) noexcept { return finite_portable(from, n); }
 
 #endif
 

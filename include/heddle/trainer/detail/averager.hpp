@@ -10,7 +10,6 @@
 #include <heddle/trainer/tensor.hpp>
 
 #include <atomic>
-#include <bit>
 #include <memory>
 #include <optional>
 
@@ -72,12 +71,6 @@ template <class Comm> class together {
   std::string failure_;
   std::ptrdiff_t first_ = 0;
 };
-
-inline bool all_finite(const float* p, std::size_t n) noexcept {
-  std::uint32_t bad = 0;
-  for (std::size_t i = 0; i < n; ++i) bad |= (std::bit_cast<std::uint32_t>(p[i]) & 0x7f800000u) == 0x7f800000u;
-  return bad == 0;
-}
 
 // Averages the vectors in the tensors' gradient memory over all ranks, bucket by bucket, on a thread of its own. The
 // result is in the same memory: the weighted mean, or for packets the sum of what was sent. State of a packet
@@ -254,7 +247,8 @@ template <class Strategy, class Comm> class averager {
     elements_sent_ += count;
     if (contiguous) {  // in place, no copy
       for (std::size_t i = b.range.first; i < b.range.last; ++i) {
-        if (factors_[i] != 1.0f) multiply(gradient(i), factors_[i]);
+        const slice<float> g = gradient(i);
+        if (factors_[i] != 1.0f) convert_scaled(g.data, g.data, g.count, factors_[i]);
       }
       (*b.reduce)(comm_, start, l);
       b.finite &= all_finite(start, count);
@@ -265,10 +259,6 @@ template <class Strategy, class Comm> class averager {
     } else {
       copy_through(b, last_of(plan_.compressor), l, count);
     }
-  }
-
-  static void multiply(slice<float> g, float factor) noexcept {
-    for (float& x : g) x *= factor;
   }
 
   template <class Codec> void copy_through(one& b, const Codec& codec, const leaf& l, std::size_t count) {
@@ -286,7 +276,7 @@ template <class Strategy, class Comm> class averager {
       if (sends_packet(i)) continue;
       const slice<float> g = gradient(i);
       codec.decode(b.elements.data() + at, g);
-      if (rest_ != 1.0f) multiply(g, rest_);
+      if (rest_ != 1.0f) convert_scaled(g.data, g.data, g.count, rest_);
       b.finite &= all_finite(g.data, g.count);
       at += g.count;
     }
