@@ -303,7 +303,7 @@ inline std::string html_report(const std::string& headline, const std::vector<ou
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 1160px;
        margin: 2.5rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; margin: 0 0 .25rem; } p { color: var(--dim); margin: 0 0 1.5rem; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: 13px; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: 13px; } td:last-child { white-space: normal; }
 th, td { padding: .4rem .6rem; text-align: right; border-bottom: 1px solid var(--faint); white-space: nowrap;
          font-variant-numeric: tabular-nums; }
 th { color: var(--dim); font-weight: 600; } th:first-child, td:first-child, th:nth-child(5), td:nth-child(5),

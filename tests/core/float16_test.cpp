@@ -81,6 +81,17 @@ template <class Half> void rounds(int exponent_bits, int mantissa_bits) {
 
 constexpr hd::detail::isa all_isas[] = {hd::detail::isa::portable, hd::detail::isa::avx2, hd::detail::isa::avx512};
 
+// How many results of a loop aren't the scalar conversion's, bit for bit.
+template <bool Scaled, bool Checked, class Half>
+std::size_t wrong_ones(const std::vector<float>& floats, float scale, hd::detail::isa which) {
+  std::vector<Half> got(floats.size(), Half(0.0f));
+  hd::detail::narrow<Scaled, Checked>(floats.data(), got.data(), floats.size(), scale, which);
+  std::size_t wrong = 0;
+  for (std::size_t i = 0; i < floats.size(); ++i)
+    wrong += got[i].bits != Half(Scaled ? floats[i] * scale : floats[i]).bits;
+  return wrong;
+}
+
 template <class Half> void bulk_is_scalar() {
   auto floats = hard_floats();
   for (std::uint64_t i = 0; i < 5000; ++i)
@@ -91,16 +102,15 @@ template <class Half> void bulk_is_scalar() {
   for (hd::detail::isa which : all_isas) {
     if (which > hd::detail::best_isa()) continue;
     INFO("instruction set " << int(which));
+    CHECK(wrong_ones<false, false, Half>(floats, 1.0f, which) == 0);
+    CHECK(wrong_ones<false, true, Half>(floats, 1.0f, which) == 0);
     for (float scale : {1.0f, 0.125f, 3.0f, 65536.0f, -1e-30f}) {
-      std::vector<Half> got(floats.size(), Half(0.0f));
-      hd::detail::narrow(floats.data(), got.data(), floats.size(), scale, which);
-      std::size_t wrong = 0;
-      for (std::size_t i = 0; i < floats.size(); ++i) wrong += got[i].bits != Half(floats[i] * scale).bits;
-      CHECK(wrong == 0);
+      CHECK(wrong_ones<true, false, Half>(floats, scale, which) == 0);
+      CHECK(wrong_ones<true, true, Half>(floats, scale, which) == 0);
 
       std::vector<float> wide(halves.size());
       hd::detail::widen<true>(halves.data(), wide.data(), halves.size(), scale, which);
-      wrong = 0;
+      std::size_t wrong = 0;
       for (std::size_t i = 0; i < halves.size(); ++i) {
         const float want = static_cast<float>(halves[i]) * scale;
         wrong += std::memcmp(&want, &wide[i], 4) != 0;
@@ -145,7 +155,8 @@ template <class Half> void finds_bad(float bad, bool expected, float scale) {
       std::vector<float> from(n, 0.5f);
       from[place] = bad;
       std::vector<Half> to(n, Half(0.0f));
-      REQUIRE(hd::detail::narrow(from.data(), to.data(), n, scale, which) == expected);
+      if (scale == 1.0f) REQUIRE(hd::detail::narrow<false, true>(from.data(), to.data(), n, scale, which) == expected);
+      REQUIRE(hd::detail::narrow<true, true>(from.data(), to.data(), n, scale, which) == expected);
       REQUIRE(to[place].bits == Half(bad * scale).bits);
       REQUIRE(to[(place + 1) % n].bits == Half(0.5f * scale).bits);
     }
@@ -218,4 +229,53 @@ TEST_CASE("core: convert_scaled multiplies in float") {
   CHECK(back[2] == Approx(1e-7).epsilon(1e-3));
   hd::convert_scaled(from, back, 3, 2.0f);
   CHECK(back[1] == 6.0f);
+}
+
+TEST_CASE("core: convert_scaled from float to float takes any size, in place too, on every instruction set") {
+  for (hd::detail::isa which : all_isas) {
+    if (which > hd::detail::best_isa()) continue;
+    for (std::size_t n : {0, 1, 7, 8, 9, 70, 1023, 1024, 1025}) {
+      std::vector<float> from(n + 1), to(n + 2, 77.0f), want(n);
+      for (std::size_t i = 0; i < n; ++i) from[i + 1] = hd::random_normal(5, n, i);
+      for (std::size_t i = 0; i < n; ++i) want[i] = from[i + 1] * -3.3f;
+      hd::detail::multiply(from.data() + 1, to.data() + 1, n, -3.3f, which);
+      CHECK(std::equal(want.begin(), want.end(), to.begin() + 1));
+      CHECK((to.front() == 77.0f && to.back() == 77.0f));
+      hd::detail::multiply(from.data() + 1, from.data() + 1, n, -3.3f, which);
+      CHECK(std::equal(want.begin(), want.end(), from.begin() + 1));
+    }
+  }
+}
+
+TEST_CASE("core: all_finite finds one value at any position, on every instruction set") {
+  using limits = std::numeric_limits<float>;
+  std::vector<float> finite = {0.0f, -0.0f, limits::max(), -limits::max(), limits::min(), limits::denorm_min(),
+                               -limits::denorm_min(), std::bit_cast<float>(0x007fffffu)};
+  std::vector<float> others = {infinity, -infinity, not_a_number, -not_a_number};
+  for (std::uint32_t nan : {0x7f800001u, 0xff800001u, 0x7fffffffu, 0xffffffffu})
+    others.push_back(std::bit_cast<float>(nan));
+  std::vector<std::size_t> sizes = {1023, 1024, 1025};
+  for (std::size_t n = 0; n <= 70; ++n) sizes.push_back(n);
+  std::size_t wrong = 0;
+  for (std::size_t n : sizes) {
+    // neither the element before nor the one after counts
+    std::vector<float> x(n + 2, not_a_number);
+    for (std::size_t i = 0; i < n; ++i) x[i + 1] = finite[i % finite.size()];
+    const auto count = [&](bool expected) {
+      wrong += hd::all_finite(x.data() + 1, n) != expected;
+      for (hd::detail::isa which : all_isas)
+        wrong += which <= hd::detail::best_isa() && hd::detail::finite(x.data() + 1, n, which) != expected;
+    };
+    count(true);
+    for (std::size_t place = 1; place <= n; ++place) {
+      const float before = x[place];
+      for (float bad : others) {
+        std::memcpy(&x[place], &bad, sizeof bad);
+        count(false);
+      }
+      x[place] = before;
+    }
+  }
+  CHECK(wrong == 0);
+  CHECK(hd::all_finite(nullptr, 0));
 }

@@ -30,7 +30,7 @@ bool same_cover(std::vector<Interval> a, std::vector<Interval> b) {
   return a == b;
 }
 
-// Whether the last round of the reduce-scatter half reduces exactly what is owned, so that it can finish the values too.
+// Whether the last round of the reduce-scatter half reduces exactly what is owned, so that it can finish the values.
 template <class Interval = interval>
 bool last_round_finishes(const schedule& s, const std::vector<Interval>& owned) {
   std::vector<Interval> reduced;
@@ -55,7 +55,8 @@ constexpr void require_topology() {
                   "heddle::native: this communicator has no all-reduce of its own; choose a topology such as ring{}");
   } else {
     static_assert(has_all_reduce_schedule<Topology>,
-                  "heddle: .topology must provide all_reduce(rank, size, count) or be native{}; see docs/collective.md");
+                  "heddle: .topology must provide all_reduce(rank, size, count) or be native{}; "
+                  "see docs/collective.md");
   }
 }
 }  // namespace detail
@@ -123,7 +124,8 @@ class all_reduce_plan {
 };
 
 /// @brief Reduces a buffer over all ranks, in place.
-/// @param comm Communicator. @param t Topology: how the bytes travel. @param data Elements, the same count on all ranks.
+/// @param comm Communicator. @param t Topology: how the bytes travel.
+/// @param data Elements, the same count on all ranks.
 /// @param op sum{}, mean{}, min{}, max{} or a user's associative, commutative `T operator()(T, T) const`.
 /// @return Whether a value left float16's range on this rank; other types never do.
 /// Throws: comm_error if ranks call with different counts, types or operations, or a peer fails; argument_error.

@@ -99,7 +99,9 @@ struct program {
   // Before a round: contributors of what it sends.
   [[gnu::noinline]] void set_out(round& x, bool scaled) {
     x.known = 0;
-    for (std::uint32_t i = x.out; i < x.out + x.outs; ++i) out[i].contributors = scaled ? number(out_sources[i]) : std::uint16_t{1};
+    for (std::uint32_t i = x.out; i < x.out + x.outs; ++i) {
+      out[i].contributors = scaled ? number(out_sources[i]) : std::uint16_t{1};
+    }
   }
 
   bool as_expected(const round& x, std::span<const arrival> got) const {
@@ -209,8 +211,8 @@ struct program {
       const Operation& o = *receives[i];
       if (o.act == action::copy) overwrites.push_back({i, give_number(o.range)});
       if (done[i] || o.act == action::copy) continue;
-      merge m{o.range.begin * element_bytes, o.range.count, in_place, static_cast<std::uint32_t>(operands.size()), 0, 0, i, 0,
-              source_of(o.range), 0};
+      const auto first = static_cast<std::uint32_t>(operands.size());
+      merge m{o.range.begin * element_bytes, o.range.count, in_place, first, 0, 0, i, 0, source_of(o.range), 0};
       // All reduces of this interval at once, own contribution at its place in rank order.
       bool placed = false;
       const auto place = [&] {
@@ -334,7 +336,9 @@ class basic_executor {
   }
 
  private:
-  [[gnu::noinline]] void record(std::span<const Operation> round) { trace->insert(trace->end(), round.begin(), round.end()); }
+  [[gnu::noinline]] void record(std::span<const Operation> round) {
+    trace->insert(trace->end(), round.begin(), round.end());
+  }
 
   [[gnu::noinline]] void first_time(typename program::round& x, std::span<const arrival> got, const leaf* l, bool last,
                                     std::uint8_t mode) {
@@ -342,7 +346,8 @@ class basic_executor {
     program_.set_in(x, got, l && l->scaled(), last, mode);
   }
 
-  [[gnu::always_inline]] bool merge(const typename program::round& x, std::span<const arrival> got, std::byte* buffer, const leaf* l, double factor) {
+  [[gnu::always_inline]] bool merge(const typename program::round& x, std::span<const arrival> got, std::byte* buffer,
+                                    const leaf* l, double factor) {
     program& p = program_;
     bool left_range = false;
     const typename program::merge* m = p.merges.data() + x.merges;

@@ -100,7 +100,8 @@ template <communicator Comm, class Topology, class Element, class Op = sum, clas
 std::span<Element> reduce_scatter(Comm& comm, const Topology& t, std::span<Element> data,
                                   std::span<const std::size_t> counts, const Op& op = {}) {
   static_assert(has_reduce_scatter_schedule<Topology>,
-                "heddle::reduce_scatter: the topology must provide reduce_scatter(rank, size, blocks); see docs/collective.md");
+                "heddle::reduce_scatter: the topology must provide reduce_scatter(rank, size, blocks); "
+                "see docs/collective.md");
   const std::vector<interval> blocks = detail::consecutive(counts);
   detail::check_counts("reduce_scatter", blocks, comm.size(), data.size());
   detail::check_buffer("reduce_scatter", data.data(), data.size());
@@ -124,11 +125,13 @@ template <communicator Comm, class Element>
 void broadcast(Comm& comm, std::span<Element> data, int root = 0) {
   static_assert(std::is_trivially_copyable_v<Element>);
   if (root < 0 || root >= comm.size()) {
-    throw argument_error("heddle::broadcast: root " + std::to_string(root) + " of " + std::to_string(comm.size()) + " ranks");
+    throw argument_error("heddle::broadcast: root " + std::to_string(root) + " of " + std::to_string(comm.size()) +
+                         " ranks");
   }
   detail::check_buffer("broadcast", data.data(), data.size());
   const schedule s = detail::binomial_broadcast(comm.rank(), comm.size(), root, data.size());
-  const header h{operation_kind::broadcast, dtype_of<Element>, static_cast<std::uint8_t>(root), 0, comm.next_sequence(), 1, data.size()};
+  const header h{operation_kind::broadcast, dtype_of<Element>, static_cast<std::uint8_t>(root), 0,
+                 comm.next_sequence(), 1, data.size()};
   detail::run_once(comm, s, h, data.data(), sizeof(Element));
 }
 

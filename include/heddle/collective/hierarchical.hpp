@@ -26,11 +26,13 @@ struct hierarchical {
   /// Schedule of an all-reduce of `count` elements.
   constexpr schedule all_reduce(int rank, int size, std::size_t count) const {
     static_assert(has_reduce_scatter_schedule<Intra> && has_all_gather_schedule<Intra>,
-                  "heddle::hierarchical: .intra must provide reduce_scatter() and all_gather(); see docs/collective.md");
+                  "heddle::hierarchical: .intra must provide reduce_scatter() and all_gather(); "
+                  "see docs/collective.md");
     static_assert(has_all_reduce_schedule<Inter>,
                   "heddle::hierarchical: .inter must provide all_reduce(); see docs/collective.md");
     check_rank("hierarchical", rank, size);
-    if (group < 0) throw argument_error("heddle::hierarchical: group is " + std::to_string(group) + ", allowed is 0 or more");
+    if (group < 0)
+      throw argument_error("heddle::hierarchical: group is " + std::to_string(group) + ", allowed is 0 or more");
     const int g = group == 0 ? detail::middle_divisor(size) : group < size ? group : size;
     const int groups = (size + g - 1) / g, last = size - (groups - 1) * g;  // only the last group may be smaller
     const int columns = last, mine = rank / g, base = mine * g, local = rank - base;
@@ -76,13 +78,14 @@ struct hierarchical {
 
   /// @brief Schedule of an all-gather: rank r begins with block r.
   ///
-  /// First across groups, each column its own ranks' blocks, then inside. In ragged groups, ranks without a counterpart in
-  /// the smallest group first hand their block to a column of their group.
+  /// First across groups, each column its own ranks' blocks, then inside. In ragged groups, ranks without a counterpart
+  /// in the smallest group first hand their block to a column of their group.
   constexpr schedule all_gather(int rank, int size, std::span<const interval> blocks) const
     requires(has_all_gather_schedule<Intra> && has_all_gather_schedule<Inter>)
   {
     detail::check_blocks("hierarchical", rank, size, blocks);
-    if (group < 0) throw argument_error("heddle::hierarchical: group is " + std::to_string(group) + ", allowed is 0 or more");
+    if (group < 0)
+      throw argument_error("heddle::hierarchical: group is " + std::to_string(group) + ", allowed is 0 or more");
     const int g = group == 0 ? detail::middle_divisor(size) : group < size ? group : size;
     const int groups = (size + g - 1) / g, columns = size - (groups - 1) * g;
     const int mine = rank / g, base = mine * g, local = rank - base, members = mine == groups - 1 ? columns : g;

@@ -18,7 +18,8 @@ enum class exchange {
 
 namespace detail {
 
-// Staged reduce-scatter and all-gather over a factorisation of the ranks, fastest digit first. Rank = d0 + f0 (d1 + ..).
+// Staged reduce-scatter and all-gather over a factorisation of the ranks, fastest digit first:
+// rank = d0 + f0 (d1 + ..).
 // Templates over the schedule, so that a file that only includes this doesn't pay for what they need of the vectors.
 template <class Schedule>
 class staged {
@@ -164,8 +165,8 @@ constexpr void check_blocks(const char* topology, int rank, int size, std::span<
 }
 }  // namespace detail
 
-/// @brief Staged reduce-scatter and all-gather over any factorisation of the ranks; ring, torus and halving-doubling are
-/// its cases.
+/// @brief Staged reduce-scatter and all-gather over any factorisation of the ranks; ring, torus and halving-doubling
+/// are its cases.
 ///
 /// Wire:    2 n (P - 1) / P elements sent per rank, for every factorisation.
 /// Rounds:  2 sum(f - 1) with rings, 2 k with direct exchange, for k factors.

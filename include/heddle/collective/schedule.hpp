@@ -47,8 +47,9 @@ struct operation {
 /// @brief One rank's part of a collective, as data: rounds of operations that are posted together.
 ///
 /// Every rank's schedule has the same number of rounds; a round may be empty. Inside a round: sends read the state
-/// before the round; several `reduce` of one interval apply in rank order (and may not overlap in part); a `copy` overlaps
-/// no send and no other receive. The k-th send to a peer meets the peer's k-th receive from here. `verify` proves all of that.
+/// before the round; several `reduce` of one interval apply in rank order (and may not overlap in part); a `copy`
+/// overlaps no send and no other receive. The k-th send to a peer meets the peer's k-th receive from here. `verify`
+/// proves all of that.
 ///
 /// The rounds before `half()` are the reduce-scatter half: after them each element is final on one owner, `owned()`
 /// says which are this rank's. A schedule without halves has half() == rounds() and owns every element.

@@ -240,10 +240,10 @@ constexpr verdict prove(const std::vector<Schedule>& all, std::size_t count, goa
         // The peer's matching send.
         auto match = sent.begin() + static_cast<std::ptrdiff_t>(first[at(r)]);
         const auto last = sent.begin() + static_cast<std::ptrdiff_t>(first[at(r) + 1]);
-        match = std::partition_point(match, last, [&](const sending& x) { return x.source < static_cast<int>(o.peer); });
+        const int peer = static_cast<int>(o.peer);
+        match = std::partition_point(match, last, [&](const sending& x) { return x.source < peer; });
         const auto skip = static_cast<std::ptrdiff_t>(nth[o.peer]++);
-        if (last - match <= skip || match[skip].source != static_cast<int>(o.peer) ||
-            !(match[skip].what->range == o.range)) {
+        if (last - match <= skip || match[skip].source != peer || !(match[skip].what->range == o.range)) {
           return {fault::unmatched, r, k};
         }
         const auto [from, to] = cut.of(o.range);

@@ -24,7 +24,8 @@ class self {
   /// Throws: argument_error if a message is given.
   template <class Apply>
   void exchange(header, std::span<const outgoing> out, std::span<const incoming> in, Apply&& apply) {
-    if (!out.empty() || !in.empty()) throw argument_error("heddle::self::exchange: a communicator of 1 rank has no peer");
+    if (!out.empty() || !in.empty())
+      throw argument_error("heddle::self::exchange: a communicator of 1 rank has no peer");
     apply(std::span<const arrival>{});
   }
 

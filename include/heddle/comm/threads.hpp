@@ -252,7 +252,8 @@ class basic_communicator {
     for (const outgoing& m : out) {
       if (m.peer < 0 || m.peer >= size() || m.peer == rank_) {
         throw argument_error("heddle::threads::exchange: peer " + std::to_string(m.peer) + " of rank " +
-                             std::to_string(rank_) + " is not one of the other " + std::to_string(size() - 1) + " ranks");
+                             std::to_string(rank_) + " is not one of the other " + std::to_string(size() - 1) +
+                             " ranks");
       }
       auto& b = world_->between(rank_, m.peer);
       if (!b.filling) {
@@ -295,7 +296,8 @@ class basic_communicator {
     }
     for (const int peer : read_) {
       auto& b = world_->between(peer, rank_);
-      if (b.taken != b.messages.size()) mismatch(h, 0, peer, heddle::detail::describe(b.head, b.messages[b.taken].bytes));
+      if (b.taken != b.messages.size())
+        mismatch(h, 0, peer, heddle::detail::describe(b.head, b.messages[b.taken].bytes));
     }
   }
 
@@ -339,7 +341,8 @@ static_assert(heddle::communicator<communicator> && has_native_all_reduce<commun
 /// call fail with comm_error naming it. argument_error if ranks < 1.
 template <class Function, class Session = detail::session>
 void run(const options& o, Function&& f) {
-  if (o.ranks < 1) throw argument_error("heddle::threads::run: ranks is " + std::to_string(o.ranks) + ", allowed is 1 or more");
+  if (o.ranks < 1)
+    throw argument_error("heddle::threads::run: ranks is " + std::to_string(o.ranks) + ", allowed is 1 or more");
   auto shared = std::make_shared<Session>(o.ranks, o.deadline);
   auto w = std::make_shared<detail::world<Session>>(shared, o.ranks);
   std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(o.ranks));
@@ -365,7 +368,8 @@ void run(const options& o, Function&& f) {
     body(0);
   }
   const int cause = shared->failed();
-  if (cause >= 0 && thrown[static_cast<std::size_t>(cause)]) std::rethrow_exception(thrown[static_cast<std::size_t>(cause)]);
+  if (cause >= 0 && thrown[static_cast<std::size_t>(cause)])
+    std::rethrow_exception(thrown[static_cast<std::size_t>(cause)]);
   if (first >= 0) std::rethrow_exception(thrown[static_cast<std::size_t>(first.load())]);
 }
 

@@ -7,45 +7,6 @@
 namespace heddle {
 inline namespace v0 {
 
-namespace detail {
-// As convert(), without the look at what became infinite, which only convert_checked() needs.
-inline void round_to(const float* from, bfloat16* to, std::size_t n) noexcept { convert(from, to, n); }
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__NVCOMPILER)
-__attribute__((target("avx2,f16c"))) inline void round_avx2(const float* from, float16* to, std::size_t n) noexcept {
-  std::size_t i = 0;
-  for (; i + 8 <= n; i += 8) {
-    float_x8 x;
-    std::memcpy(&x, from + i, sizeof x);
-    const short_x8 y = __builtin_ia32_vcvtps2ph256(x, 0);  // 0: to nearest even whatever the mode register says
-    std::memcpy(static_cast<void*>(to + i), &y, sizeof y);
-  }
-  for (; i < n; ++i) to[i] = float16(from[i]);
-}
-__attribute__((target("avx512f,avx512bw,avx512vl,avx2,f16c"))) inline void round_avx512(const float* from, float16* to,
-                                                                                        std::size_t n) noexcept {
-  std::size_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    float_x16 x;
-    std::memcpy(&x, from + i, sizeof x);
-    const short_x16 y = __builtin_ia32_vcvtps2ph512_mask(x, 0, short_x16{}, all_x16);
-    std::memcpy(static_cast<void*>(to + i), &y, sizeof y);
-  }
-  for (; i < n; ++i) to[i] = float16(from[i]);
-}
-inline void round_to(const float* from, float16* to, std::size_t n) noexcept {
-  const isa best = best_isa();
-  if (best == isa::avx512)
-    round_avx512(from, to, n);
-  else if (best == isa::avx2)
-    round_avx2(from, to, n);
-  else
-    convert(from, to, n);
-}
-#else
-inline void round_to(const float* from, float16* to, std::size_t n) noexcept { convert(from, to, n); }
-#endif
-}  // namespace detail
-
 /// @brief Gradients travel in a 16-bit type, summed in a wide accumulator.
 ///
 /// With float16, sums on the way are stored divided by a power of two that follows the number of contributions, so that
@@ -66,7 +27,7 @@ template <class Wire> struct cast {
   /// out[i] = Wire(g[i] * factor), to nearest even.
   void encode(slice<const float> g, wire* out, float factor) const noexcept {
     if (factor == 1.0f)
-      detail::round_to(g.data, out, g.count);
+      convert(g.data, out, g.count);
     else
       convert_scaled(g.data, out, g.count, factor);
   }

@@ -143,7 +143,8 @@ inline constexpr bool ends_in_compressor<chain<First, Second>> = ends_in_compres
 template <class First, class Second>
 struct chain {
   static_assert(!detail::ends_in_compressor<First>,
-                "heddle::operator|: the left side must be a gradient transform such as clip; a compressor ends the chain");
+                "heddle::operator|: the left side must be a gradient transform such as clip; "
+                "a compressor ends the chain");
   First first;    ///< Applied first.
   Second second;  ///< Applied to what the first gives.
 

@@ -199,8 +199,8 @@ struct dgc {
   struct moved {
     float u, v;
   };
-  // One element's step, used by both halves. Where a compiler fuses multiplications and additions differently in the two,
-  // what was sent and what is held may differ by a rounding.
+  // One element's step, used by both halves. Where a compiler fuses multiplications and additions differently in the
+  // two, what was sent and what is held may differ by a rounding.
   struct update {
     update(float factor, const encode_context& x)
         : share(factor / static_cast<float>(x.ranks)),

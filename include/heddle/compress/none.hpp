@@ -19,7 +19,7 @@ struct none {
 
   /// out[i] = g[i] * factor.
   void encode(slice<const float> g, wire* out, float factor) const noexcept {
-    for (std::size_t i = 0; i < g.count; ++i) out[i] = g[i] * factor;
+    convert_scaled(g.data, out, g.count, factor);
   }
   /// g[i] = in[i].
   void decode(const wire* in, slice<float> g) const noexcept { convert(in, g.data, g.count); }

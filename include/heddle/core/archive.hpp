@@ -80,7 +80,8 @@ class archive_writer {
           f && std::fwrite(head, 1, sizeof head, f.get()) == sizeof head &&
           std::fwrite(&length, sizeof length, 1, f.get()) == 1 &&
           (content_.empty() || std::fwrite(content_.data(), 1, content_.size(), f.get()) == content_.size()) &&
-          std::fwrite(&sum, sizeof sum, 1, f.get()) == 1 && std::fflush(f.get()) == 0 && ::fsync(::fileno(f.get())) == 0;
+          std::fwrite(&sum, sizeof sum, 1, f.get()) == 1 && std::fflush(f.get()) == 0 &&
+          ::fsync(::fileno(f.get())) == 0;
       // Closing can still fail where the file system writes late.
       if (!f.close() || !good) {
         std::remove(temporary.c_str());

@@ -5,30 +5,29 @@
 #include <heddle/core/detail/convert_loops.hpp>
 #include <heddle/core/float16.hpp>
 
-#include <bit>
 #include <cstddef>
-#include <cstdint>
 #include <cstring>
 
 namespace heddle {
 inline namespace v0 {
 
 /// @file
-/// @brief Bulk conversions on the host between float and the 16-bit types.
+/// @brief Bulk conversions on the host between float and the 16-bit types, and a check that floats are finite.
 ///
 /// Each result has the bits that the scalar conversion gives, on every processor. The loops are compiled for several
 /// instruction sets and one is chosen per call; no compiler flag is needed. Rounding is to nearest even.
 ///
-/// Pointers need no more alignment than their type has; `from` and `to` may be null when n is 0 and must not overlap.
+/// Pointers need no more alignment than their type has; `from` and `to` may be null when n is 0 and must not overlap,
+/// except that calls that say so work in place.
 /// All calls run on the caller's thread and throw nothing.
 
 /// @brief Rounds n floats to float16; from 65520 up they become infinity (see `convert_checked`).
 inline void convert(const float* from, float16* to, std::size_t n) noexcept {
-  detail::narrow(from, to, n, 1.0f, detail::best_isa());
+  detail::narrow<false, false>(from, to, n, 1.0f, detail::best_isa());
 }
 /// @brief Rounds n floats to bfloat16.
 inline void convert(const float* from, bfloat16* to, std::size_t n) noexcept {
-  detail::narrow(from, to, n, 1.0f, detail::best_isa());
+  detail::narrow<false, false>(from, to, n, 1.0f, detail::best_isa());
 }
 /// @brief Widens n float16 values, exactly.
 inline void convert(const float16* from, float* to, std::size_t n) noexcept {
@@ -45,11 +44,11 @@ inline void convert(const float* from, float* to, std::size_t n) noexcept {
 
 /// @brief `to[i] = float16(from[i] * scale)`; the product is a float, so there are two roundings.
 inline void convert_scaled(const float* from, float16* to, std::size_t n, float scale) noexcept {
-  detail::narrow(from, to, n, scale, detail::best_isa());
+  detail::narrow<true, false>(from, to, n, scale, detail::best_isa());
 }
 /// @brief `to[i] = bfloat16(from[i] * scale)`; the product is a float, so there are two roundings.
 inline void convert_scaled(const float* from, bfloat16* to, std::size_t n, float scale) noexcept {
-  detail::narrow(from, to, n, scale, detail::best_isa());
+  detail::narrow<true, false>(from, to, n, scale, detail::best_isa());
 }
 /// @brief `to[i] = float(from[i]) * scale`.
 inline void convert_scaled(const float16* from, float* to, std::size_t n, float scale) noexcept {
@@ -59,9 +58,16 @@ inline void convert_scaled(const float16* from, float* to, std::size_t n, float 
 inline void convert_scaled(const bfloat16* from, float* to, std::size_t n, float scale) noexcept {
   detail::widen<true>(from, to, n, scale, detail::best_isa());
 }
-/// @brief `to[i] = from[i] * scale`.
+/// @brief `to[i] = from[i] * scale`; in place too.
 inline void convert_scaled(const float* from, float* to, std::size_t n, float scale) noexcept {
-  for (std::size_t i = 0; i < n; ++i) to[i] = from[i] * scale;
+  detail::multiply(from, to, n, scale, detail::best_isa());
+}
+
+/// @brief Whether none of n floats is infinite or NaN. It looks at bits, so compilers that assume finite arithmetic
+/// don't remove it.
+/// @param from Values to look at; may be null when n is 0. @param n How many.
+[[nodiscard]] inline bool all_finite(const float* from, std::size_t n) noexcept {
+  return detail::finite(from, n, detail::best_isa());
 }
 
 /// @brief As `convert_scaled`, and says whether anything was lost: the `found_inf` of mixed precision training.
@@ -70,20 +76,16 @@ inline void convert_scaled(const float* from, float* to, std::size_t n, float sc
 /// @return true when an input was infinite or NaN, or a scaled one left float16's range. Every element is written
 ///         in either case.
 [[nodiscard]] inline bool convert_checked(const float* from, float16* to, std::size_t n, float scale = 1.0f) noexcept {
-  return detail::narrow(from, to, n, scale, detail::best_isa());
+  return detail::narrow<true, true>(from, to, n, scale, detail::best_isa());
 }
 /// @brief As `convert_scaled`; true when an input was infinite or NaN, or a scaled one left bfloat16's range.
 [[nodiscard]] inline bool convert_checked(const float* from, bfloat16* to, std::size_t n, float scale = 1.0f) noexcept {
-  return detail::narrow(from, to, n, scale, detail::best_isa());
+  return detail::narrow<true, true>(from, to, n, scale, detail::best_isa());
 }
-/// @brief As `convert_scaled`; true when a result is infinite or NaN.
+/// @brief As `convert_scaled`, in place too; true when a result is infinite or NaN.
 [[nodiscard]] inline bool convert_checked(const float* from, float* to, std::size_t n, float scale = 1.0f) noexcept {
-  std::uint32_t bad = 0;
-  for (std::size_t i = 0; i < n; ++i) {
-    to[i] = from[i] * scale;
-    bad |= static_cast<std::uint32_t>((std::bit_cast<std::uint32_t>(to[i]) & 0x7f800000u) == 0x7f800000u);
-  }
-  return bad != 0;
+  convert_scaled(from, to, n, scale);
+  return !all_finite(to, n);
 }
 
 }  // namespace v0

@@ -109,7 +109,7 @@ template <class Half, class Op>
     if (!folded) {
       for (std::size_t i = 0; i < m; ++i) t[i] = static_cast<float>(a[i] * f);
     }
-    if (!narrow(folded ? a : t, out + base, m, 1.0f, which) || !scaled) continue;
+    if (!narrow<false, scaled>(folded ? a : t, out + base, m, 1.0f, which)) continue;
     for (std::size_t i = 0; i < m; ++i) {  // something isn't finite: is it new?
       left_range |= (out[base + i].bits & exponent_mask<Half>) == exponent_mask<Half> && std::isfinite(a[i]);
     }
@@ -157,7 +157,9 @@ template <class Element, class Op>
       const acc divisor = static_cast<acc>(1.0 / factor + 0.5);
       for (std::size_t i = 0; i < m; ++i) y[i] = static_cast<Element>(divisor == 1 ? a[i] : a[i] / divisor);
     } else if constexpr (builtin && adds) {
-      for (std::size_t i = 0; i < m; ++i) y[i] = static_cast<Element>(static_cast<acc>(static_cast<double>(a[i]) * factor));
+      for (std::size_t i = 0; i < m; ++i) {
+        y[i] = static_cast<Element>(static_cast<acc>(static_cast<double>(a[i]) * factor));
+      }
     } else {
       for (std::size_t i = 0; i < m; ++i) y[i] = static_cast<Element>(a[i]);
     }
@@ -184,7 +186,6 @@ bool reduce_loop(const void* context, const operand* in, int inputs, void* out, 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__NVCOMPILER)
 /// @cond
 using word_x8 = std::uint32_t __attribute__((vector_size(32)));
-using int_x8 = int __attribute__((vector_size(32)));
 using long_x4 = long long __attribute__((vector_size(32)));
 /// @endcond
 
@@ -201,7 +202,8 @@ using long_x4 = long long __attribute__((vector_size(32)));
 
 // Eight of them, in vector form; returns a mask of those that left the range.
 __attribute__((target("avx2,f16c"), always_inline)) inline int_x8 add_halves_x8(const float16* x, float fx,
-                                                                                const float16* y, float fy, float16* o) {
+                                                                                const float16* y, float fy,
+                                                                                float16* o) {
   short_x8 hx, hy;
   std::memcpy(&hx, x, sizeof hx);
   std::memcpy(&hy, y, sizeof hy);
@@ -241,8 +243,8 @@ __attribute__((target("avx2,f16c"), noinline)) bool reduce_halves_avx2(const ope
 
 // A leaf's loop with AVX2 and F16C, which round every operation as the portable one does: no fused multiply-add.
 template <class Element, class Op>
-__attribute__((target("avx2,f16c"))) bool reduce_loop_avx2(const void* context, const operand* in, int inputs, void* out,
-                                                           std::size_t count, int exponent, double factor) {
+__attribute__((target("avx2,f16c"))) bool reduce_loop_avx2(const void* context, const operand* in, int inputs,
+                                                           void* out, std::size_t count, int exponent, double factor) {
   Element* const o = static_cast<Element*>(out);
   if constexpr (reduces_halves<Element, Op>) {
     if constexpr (std::is_same_v<Element, float16> && (std::is_same_v<Op, sum> || std::is_same_v<Op, mean>)) {
@@ -273,7 +275,8 @@ leaf::function best_reduce_loop() noexcept {
 #endif
 }  // namespace detail
 
-/// @brief The leaf of element type Element and operation Op (sum, mean, min, max, or a user's `Element operator()(Element, Element) const`).
+/// @brief The leaf of element type Element and operation Op: sum, mean, min, max, or a user's
+/// `Element operator()(Element, Element) const`.
 ///
 /// A user operation must be associative and commutative up to rounding and must not throw. `op` is borrowed.
 template <class Element, class Op>
@@ -281,7 +284,8 @@ leaf leaf_of(const Op& op) {
   static_assert(std::is_trivially_copyable_v<Element>, "heddle: an element type must be trivially copyable");
   constexpr bool builtin = detail::reduction_id<Op> != 255;
   static_assert(!builtin || dtype_of<Element> != dtype::other,
-                "heddle: sum, mean, min and max need a built-in element type; pass your own operation for your own type");
+                "heddle: sum, mean, min and max need a built-in element type; pass your own operation for your own "
+                "type");
   return {dtype_of<Element>, detail::reduction_id<Op>, std::is_same_v<Op, mean>, sizeof(Element),
           detail::best_reduce_loop<Element, Op>(), builtin ? nullptr : &op};
 }

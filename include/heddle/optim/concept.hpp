@@ -15,12 +15,14 @@ inline namespace v0 {
 namespace detail {
 inline void check_below_one(const char* rule, const char* what, double x) {
   if (!(x >= 0.0 && x < 1.0)) {
-    throw argument_error(std::string("heddle::") + rule + ": " + what + " is " + std::to_string(x) + ", allowed is [0, 1)");
+    throw argument_error(std::string("heddle::") + rule + ": " + what + " is " + std::to_string(x) +
+                         ", allowed is [0, 1)");
   }
 }
 inline void check_decay(const char* rule, double x) {
   if (!(x >= 0.0 && x < 1e30)) {
-    throw argument_error(std::string("heddle::") + rule + ": weight_decay is " + std::to_string(x) + ", allowed is 0 or above");
+    throw argument_error(std::string("heddle::") + rule + ": weight_decay is " + std::to_string(x) +
+                         ", allowed is 0 or above");
   }
 }
 }  // namespace detail

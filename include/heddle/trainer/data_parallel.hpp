@@ -384,7 +384,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   step_result local_step(float lr) {
     bool finite = true;
     if (samples_ > 0.0) {  // without samples the gradient may hold anything
-      for (const tensor& t : tensors_) finite &= detail::all_finite(static_cast<const float*>(t.gradient), t.count);
+      for (const tensor& t : tensors_) finite &= all_finite(static_cast<const float*>(t.gradient), t.count);
       if (finite) {
         apply_rule(lr);
         drift_samples_ += samples_;

@@ -10,7 +10,6 @@
 #include <heddle/trainer/tensor.hpp>
 
 #include <atomic>
-#include <bit>
 #include <memory>
 #include <optional>
 
@@ -28,16 +27,36 @@ struct announcement {
   float lr = 0.0f;             // for those who have joined
 };
 
-// All ranks' values of a small record, in rank order.
-template <class Record, class Comm> std::vector<Record> tell_all(Comm& comm, const Record& mine) {
+// Tells a small record to all ranks and gives theirs, in rank order. Keeps what it prepared, as all_reduce_plan does.
+template <class Record, class Comm, class Operation = operation> class tell_plan {
   static_assert(std::is_trivially_copyable_v<Record>);
-  std::vector<Record> all(static_cast<std::size_t>(comm.size()));
-  all[static_cast<std::size_t>(comm.rank())] = mine;
-  const header h{operation_kind::control, dtype::other, 0, 0, comm.next_sequence(), 1, sizeof(Record)};
-  const std::vector<interval> blocks = equal_blocks(comm.size(), 1);
-  const schedule s = direct{}.all_gather(comm.rank(), comm.size(), blocks);
-  run_once(comm, s, h, all.data(), sizeof(Record));
-  return all;
+
+ public:
+  const std::vector<Record>& operator()(Comm& comm, const Record& mine) {
+    if (all_.empty()) {
+      all_.resize(static_cast<std::size_t>(comm.size()));
+      schedule_ = direct{}.all_gather(comm.rank(), comm.size(), equal_blocks(comm.size(), 1));
+      executor_.prepare(comm.rank(), schedule_, sizeof(Record));
+    }
+    all_[static_cast<std::size_t>(comm.rank())] = mine;
+    const header h{operation_kind::control, dtype::other, 0, 0, comm.next_sequence(), 1, sizeof(Record)};
+    executor_.run_prepared(comm, schedule_, 0, schedule_.rounds(), h, reinterpret_cast<std::byte*>(all_.data()),
+                           nullptr);
+    return all_;
+  }
+
+  // What the last call gave.
+  const std::vector<Record>& all() const noexcept { return all_; }
+
+ private:
+  std::vector<Record> all_;
+  schedule schedule_;
+  basic_executor<Operation> executor_;
+};
+
+// The same, once.
+template <class Record, class Comm> std::vector<Record> tell_all(Comm& comm, const Record& mine) {
+  return tell_plan<Record, Comm>{}(comm, mine);
 }
 
 // Something that every rank does and that counts only if all of them succeed: one rank's failure is everybody's, and
@@ -72,12 +91,6 @@ template <class Comm> class together {
   std::string failure_;
   std::ptrdiff_t first_ = 0;
 };
-
-inline bool all_finite(const float* p, std::size_t n) noexcept {
-  std::uint32_t bad = 0;
-  for (std::size_t i = 0; i < n; ++i) bad |= (std::bit_cast<std::uint32_t>(p[i]) & 0x7f800000u) == 0x7f800000u;
-  return bad == 0;
-}
 
 // Averages the vectors in the tensors' gradient memory over all ranks, bucket by bucket, on a thread of its own. The
 // result is in the same memory: the weighted mean, or for packets the sum of what was sent. State of a packet
@@ -114,7 +127,7 @@ template <class Strategy, class Comm> class averager {
   }
 
   counting<Comm>& comm() noexcept { return comm_; }
-  const std::vector<announcement>& announced() const noexcept { return announced_; }
+  const std::vector<announcement>& announced() const noexcept { return announce_.all(); }
   bool all_joined() const noexcept { return all_joined_; }
   bool any_joined() const noexcept { return any_joined_; }
   float* state(std::size_t tensor, int slot) noexcept {
@@ -197,12 +210,12 @@ template <class Strategy, class Comm> class averager {
   }
 
   void open() {
-    announced_ = tell_all(comm_, announcement_);
+    const std::vector<announcement>& announced = announce_(comm_, announcement_);
     weights_ = most_ = 0.0;
     any_joined_ = false;
     all_joined_ = true;
-    for (std::size_t r = 0; r < announced_.size(); ++r) {
-      const announcement& a = announced_[r];
+    for (std::size_t r = 0; r < announced.size(); ++r) {
+      const announcement& a = announced[r];
       const bool apart = a.exchange != announcement_.exchange || a.step != announcement_.step ||
                          (a.clock != announcement_.clock && !a.joined && !announcement_.joined);
       if (apart) {
@@ -254,7 +267,8 @@ template <class Strategy, class Comm> class averager {
     elements_sent_ += count;
     if (contiguous) {  // in place, no copy
       for (std::size_t i = b.range.first; i < b.range.last; ++i) {
-        if (factors_[i] != 1.0f) multiply(gradient(i), factors_[i]);
+        const slice<float> g = gradient(i);
+        if (factors_[i] != 1.0f) convert_scaled(g.data, g.data, g.count, factors_[i]);
       }
       (*b.reduce)(comm_, start, l);
       b.finite &= all_finite(start, count);
@@ -265,10 +279,6 @@ template <class Strategy, class Comm> class averager {
     } else {
       copy_through(b, last_of(plan_.compressor), l, count);
     }
-  }
-
-  static void multiply(slice<float> g, float factor) noexcept {
-    for (float& x : g) x *= factor;
   }
 
   template <class Codec> void copy_through(one& b, const Codec& codec, const leaf& l, std::size_t count) {
@@ -286,7 +296,7 @@ template <class Strategy, class Comm> class averager {
       if (sends_packet(i)) continue;
       const slice<float> g = gradient(i);
       codec.decode(b.elements.data() + at, g);
-      if (rest_ != 1.0f) multiply(g, rest_);
+      if (rest_ != 1.0f) convert_scaled(g.data, g.data, g.count, rest_);
       b.finite &= all_finite(g.data, g.count);
       at += g.count;
     }
@@ -307,8 +317,7 @@ template <class Strategy, class Comm> class averager {
     b.gathered.clear();
     b.sizes.clear();
     if (packets_here == 0) return;
-    for (const std::uint64_t n : tell_all(comm_, static_cast<std::uint64_t>(mine.size())))
-      b.sizes.push_back(static_cast<std::size_t>(n));
+    for (const std::uint64_t n : tell_size_(comm_, mine.size())) b.sizes.push_back(static_cast<std::size_t>(n));
     std::size_t total_bytes = 0, before = 0;
     for (std::size_t r = 0; r < b.sizes.size(); ++r) {
       if (r == static_cast<std::size_t>(comm_.rank())) before = total_bytes;
@@ -378,7 +387,8 @@ template <class Strategy, class Comm> class averager {
   std::size_t next_ = 0;
   announcement announcement_;
   encode_context context_;
-  std::vector<announcement> announced_;
+  tell_plan<announcement, counting<Comm>> announce_;
+  tell_plan<std::uint64_t, counting<Comm>> tell_size_;  // of packets
   double weights_ = 0.0, most_ = 0.0;  // sum and maximum of all ranks' samples
   float weight_ = 1.0f, rest_ = 1.0f;
   bool any_joined_ = false, all_joined_ = false;
