@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -57,7 +58,6 @@ enum class waits : unsigned char { no, at_barrier, at_meeting };
 struct device_thread {
   fiber* on = nullptr;
   waits state = waits::no;
-  bool ended = false;
   site where{};
   const meeting* what = nullptr;
 };
@@ -128,7 +128,7 @@ class engine {
       give_up(cudaErrorLaunchFailure, "%s at %s:%u with mask 0x%08x, which doesn't name the calling lane %u",
               name_of(operation), file_of(where), where.line, mask, current_ % 32);
     }
-    if (const unsigned absent = mask & ~living(warp)) {
+    if (const unsigned absent = mask & ~living_[warp]) {
       give_up(cudaErrorLaunchFailure, "%s at %s:%u with mask 0x%08x, which names absent lanes 0x%08x",
               name_of(operation), file_of(where), where.line, mask, absent);
     }
@@ -141,8 +141,8 @@ class engine {
       if (free_meetings_.empty()) free_meetings_.push_back(&all_meetings_.emplace_back());
       m = free_meetings_.back();
       free_meetings_.pop_back();
-      *m = {};
       m->mask = mask;
+      m->arrived = m->left = 0;
       m->operation = operation;
       m->where = where;
       meetings_[warp].push_back(m);
@@ -152,9 +152,8 @@ class engine {
     if (operation == warp_operation::sync) tsan_release(m);
     if (m->arrived == mask) {
       progress();
-      for (unsigned lane = 0; lane < 32; ++lane) {
-        if ((mask & ~mine) >> lane & 1u) make_ready(warp * 32 + lane);
-      }
+      for (unsigned others = mask & ~mine; others != 0; others &= others - 1)
+        make_ready(warp * 32 + static_cast<unsigned>(std::countr_zero(others)));
       if (random_.coin()) yield();
     } else {
       park(waits::at_meeting, where, m);
@@ -309,6 +308,7 @@ class engine {
       for (unsigned i = count_; i > 1; --i) std::swap(order_[i - 1], order_[random_.below(i)]);
     threads_.resize(count_);
     meetings_.resize((count_ + 31) / 32);
+    living_.resize(meetings_.size());
     ready_.reserve(count_);
   }
 
@@ -316,7 +316,8 @@ class engine {
     const dim3 g = grid_->blocks;
     blockIdx = {static_cast<unsigned>(b % g.x), static_cast<unsigned>(b / g.x % g.y),
                 static_cast<unsigned>(b / g.x / g.y)};
-    for (device_thread& t : threads_) t = {};
+    for (unsigned w = 0; w < living_.size(); ++w)
+      living_[w] = count_ - 32 * w >= 32 ? ~0u : (1u << (count_ - 32 * w)) - 1;
     next_ = arrived_ = trues_ = turn_ = 0;
     alive_ = count_;
     idle_switches_ = 0;
@@ -361,13 +362,6 @@ class engine {
     return data;
   }
 
-  unsigned living(unsigned warp) const {
-    unsigned mask = 0;
-    for (unsigned lane = 0; lane < 32 && warp * 32 + lane < count_; ++lane)
-      if (!threads_[warp * 32 + lane].ended) mask |= 1u << lane;
-    return mask;
-  }
-
   void progress() { idle_switches_ = 0; }
 
   void make_ready(unsigned thread) {
@@ -386,7 +380,7 @@ class engine {
 
   void park(waits state, site where, const meeting* what) {
     const unsigned me = current_;
-    threads_[me] = {running_, state, false, where, what};
+    threads_[me] = {running_, state, where, what};
     dispatch();
     resume(me);
   }
@@ -474,7 +468,7 @@ class engine {
       tsan_acquire(&tags_->begin);
       (*body_)();
       tsan_release(&tags_->end);
-      threads_[current_].ended = true;
+      living_[current_ / 32] &= ~(1u << current_ % 32);
       --alive_;
       progress();
       if (arrived_ != 0 && arrived_ == alive_) open_barrier();
@@ -510,6 +504,7 @@ class engine {
   void forget_fibers() {
     idle_.clear();
     ready_.clear();
+    std::fill(threads_.begin(), threads_.end(), device_thread{});
     for (std::vector<meeting*>& m : meetings_) m.clear();
     free_meetings_.clear();
     all_meetings_.clear();
@@ -550,6 +545,7 @@ class engine {
   std::uint64_t idle_switches_ = 0;
 
   std::vector<std::vector<meeting*>> meetings_;  // of each warp
+  std::vector<unsigned> living_;                 // lanes of each warp that haven't ended
   std::vector<meeting*> free_meetings_;
   std::deque<meeting> all_meetings_;
   std::vector<std::deque<meeting>> retired_meetings_;
