@@ -430,9 +430,17 @@ cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int f
   }
   return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream);
 }
-// Not synchronous with the host, CUDA says; ordered by the legacy default stream.
+// Serialized with all pending and future work of three devices: the current one and the two that are named.
 cudaError_t cudaMemcpyPeer(void* to, int to_device, const void* from, int from_device, std::size_t bytes) {
-  return cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, nullptr);
+  call c;
+  const cudaError_t code = c.start();
+  if (code != cudaSuccess) return c.end(code);
+  for (const int device : {me().device, to_device, from_device})
+    if (!no_device(c.m, device)) c.m.wait_for_device(device);
+  const cudaError_t copied = cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, nullptr);
+  if (copied != cudaSuccess) return copied;
+  c.m.wait_for_device(me().device);
+  return c.end(c.start());
 }
 
 cudaError_t cudaMemset(void* to, int value, std::size_t bytes) { return set(to, bytes, value, bytes, 1, nullptr, true); }
