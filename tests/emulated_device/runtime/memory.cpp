@@ -71,10 +71,21 @@ cudaError_t copy(const rectangle& r, cudaMemcpyKind kind, cudaStream_t handle, b
   if (code == cudaSuccess) code = c.m.check_range(r.from, r.reach(r.from_pitch));
   if (code != cudaSuccess) return c.end(code);
   const bool pages = pageable(c.m, r.to) || pageable(c.m, r.from);
+  const bool to_device = on_device(c.m.find(r.to)), from_device = on_device(c.m.find(r.from));
+  if (wait && to_device && pageable(c.m, r.from) && c.m.random.coin()) {
+    // CUDA returns when it has read the source: what it has read may come to the device later.
+    c.m.wait_for(c.m.push(s, "synchronize", [] {}));
+    const auto staged = std::make_shared<std::vector<char>>(r.width * r.height);
+    rectangle{staged->data(), r.width, r.from, r.from_pitch, r.width, r.height}.run();
+    c.m.push(s, "copy", [r, staged] {
+      rectangle{r.to, r.to_pitch, staged->data(), r.width, r.width, r.height}.run();
+    });
+    return c.end(c.start());
+  }
   const point p = c.m.push(s, "copy", [r] { r.run(); });
-  // CUDA needn't wait for a copy inside of a device, and may wait for one of memory that isn't pinned.
-  const bool inside = on_device(c.m.find(r.to)) && on_device(c.m.find(r.from));
-  if (wait && !inside ? true : (wait || pages) && c.m.random.coin()) {
+  // A copy inside of the host always waits, one inside of a device needn't; asynchronous ones of pageable memory may.
+  const bool inside_host = !to_device && !from_device, inside_device = to_device && from_device;
+  if (inside_host || (wait && !inside_device) || ((wait || pages) && c.m.random.coin())) {
     c.m.wait_for(p);
     code = c.start();
   }
