@@ -257,14 +257,16 @@ cudaError_t machine::allocate(void** p, std::size_t bytes, memory_kind kind, int
 namespace {
 
 std::string describe(const allocation& a) {
-  constexpr const char* kinds[] = {"device", "stream-ordered device", "pinned", "registered", "managed"};
+  constexpr const char* kinds[] = {"device", "stream-ordered device", "symbol", "pinned", "registered", "managed"};
   return std::string(kinds[static_cast<unsigned>(a.kind)]) + " memory of " + std::to_string(a.bytes) +
          " bytes (allocation " + std::to_string(a.number) + ")";
 }
 
+bool owned(const allocation& a) { return a.kind != memory_kind::registered && a.kind != memory_kind::symbol; }
+
 // Which byte outside of the allocation was written, or 0.
 std::ptrdiff_t broken_guard(const allocation& a) {
-  if (asan || a.kind == memory_kind::registered) return 0;
+  if (asan || !owned(a)) return 0;
   for (std::size_t i = 0; i < guard; ++i) {
     if (static_cast<unsigned char>(a.begin[a.bytes + i]) != guard_byte)
       return static_cast<std::ptrdiff_t>(a.bytes + i);
@@ -293,9 +295,9 @@ void machine::check_guards(const std::string& after) {
 }
 
 void machine::release(allocation& a) {
-  if (!asan && a.kind != memory_kind::registered) std::memset(a.begin, poison_byte, a.bytes);  // who reads it still
+  if (!asan && owned(a)) std::memset(a.begin, poison_byte, a.bytes);  // who reads it still
   const unwatched bookkeeping;
-  if (a.kind == memory_kind::registered) {
+  if (!owned(a)) {
     memory.erase(a.begin);
     return;
   }
@@ -320,6 +322,16 @@ void machine::release(allocation& a) {
     std::free(old.begin - 256);
     quarantine.pop_front();
   }
+}
+
+void machine::adopt(void* p, std::size_t bytes, memory_kind kind, int on) {
+  allocation a;
+  a.begin = static_cast<char*>(p);
+  a.bytes = bytes;
+  a.kind = kind;
+  a.device = on;
+  a.number = ++made;
+  memory[a.begin] = a;
 }
 
 allocation* machine::find(const void* p) {
@@ -408,7 +420,7 @@ std::vector<std::string> leaks() {
   for (cudaEvent_t e : m.events) lines.push_back("event " + std::to_string(e->number));
   for (cudaMemPool_t p : m.pools) lines.push_back("memory pool " + std::to_string(p->number));
   for (const auto& [begin, a] : m.memory)
-    if (a.alive) lines.push_back(describe(a));
+    if (a.alive && a.kind != memory_kind::symbol) lines.push_back(describe(a));
   return lines;
 }
 

@@ -64,7 +64,10 @@ struct recording {
   char tag = 0;
 };
 
-enum class memory_kind : unsigned char { device, pooled, pinned, registered, managed };
+// `symbol` is a variable whose address was asked for; like registered memory, it isn't the machine's to free.
+enum class memory_kind : unsigned char { device, pooled, symbol, pinned, registered, managed };
+// Out of the host's reach.
+inline bool of_device_only(memory_kind k) { return k <= memory_kind::symbol; }
 
 struct allocation {
   char* begin = nullptr;
@@ -128,6 +131,7 @@ class machine {
   // Memory
   cudaError_t allocate(void** p, std::size_t bytes, memory_kind kind, int device, cudaMemPool_t pool = nullptr);
   void release(allocation& a);
+  void adopt(void* p, std::size_t bytes, memory_kind kind, int device);  // knows memory that others own
   allocation* find(const void* p);          // the living allocation that holds this address
   allocation* find_start(const void* p);    // that begins there
   cudaError_t check_range(const void* p, std::size_t bytes) const;

@@ -13,9 +13,7 @@ namespace {
 
 bool no_device(const machine& m, int d) { return d < 0 || static_cast<std::size_t>(d) >= m.devices.size(); }
 
-bool on_device(const allocation* a) {
-  return a && (a->kind == memory_kind::device || a->kind == memory_kind::pooled || a->kind == memory_kind::managed);
-}
+bool on_device(const allocation* a) { return a && (of_device_only(a->kind) || a->kind == memory_kind::managed); }
 
 // What CUDA calls pageable: memory that it doesn't know.
 bool pageable(machine& m, const void* p) { return m.find(p) == nullptr; }
@@ -30,12 +28,11 @@ cudaError_t check_kind(machine& m, const void* to, const void* from, cudaMemcpyK
   const allocation *t = m.find(to), *f = m.find(from);
   switch (kind) {
     case cudaMemcpyHostToHost:
-      return (t && t->kind <= memory_kind::pooled) || (f && f->kind <= memory_kind::pooled) ? cudaErrorInvalidValue
-                                                                                            : cudaSuccess;
+      return (t && of_device_only(t->kind)) || (f && of_device_only(f->kind)) ? cudaErrorInvalidValue : cudaSuccess;
     case cudaMemcpyHostToDevice:
-      return !t || (f && f->kind <= memory_kind::pooled) ? cudaErrorInvalidValue : cudaSuccess;
+      return !t || (f && of_device_only(f->kind)) ? cudaErrorInvalidValue : cudaSuccess;
     case cudaMemcpyDeviceToHost:
-      return !f || (t && t->kind <= memory_kind::pooled) ? cudaErrorInvalidValue : cudaSuccess;
+      return !f || (t && of_device_only(t->kind)) ? cudaErrorInvalidValue : cudaSuccess;
     case cudaMemcpyDeviceToDevice: return !t || !f ? cudaErrorInvalidValue : cudaSuccess;
     case cudaMemcpyDefault: return cudaSuccess;
   }
@@ -130,6 +127,16 @@ cudaError_t allocate_in_order(void** pointer, std::size_t bytes, cudaMemPool_t p
 
 }  // namespace
 
+cudaError_t symbol_address(void** pointer, void* symbol, std::size_t bytes) {
+  call c;
+  const cudaError_t code = c.start();
+  if (code != cudaSuccess) return c.end(code);
+  if (!pointer) return c.end(cudaErrorInvalidValue);
+  if (!c.m.find(symbol)) c.m.adopt(symbol, bytes, memory_kind::symbol, me().device);
+  *pointer = symbol;
+  return c.end(cudaSuccess);
+}
+
 cudaError_t copy_symbol(void* symbol, std::size_t size, void* other, std::size_t bytes, std::size_t offset,
                         bool to_symbol, cudaStream_t stream, bool wait) {
   call c;
@@ -199,7 +206,7 @@ cudaError_t cudaFree(void* pointer) {
   if (code != cudaSuccess) return c.end(code);
   if (!pointer) return c.end(cudaSuccess);
   allocation* a = c.m.find_start(pointer);
-  if (!a || !a->alive || !on_device(a)) return c.end(cudaErrorInvalidValue);
+  if (!a || !a->alive || !on_device(a) || a->kind == memory_kind::symbol) return c.end(cudaErrorInvalidValue);
   c.m.wait_for_device(a->device);
   c.m.release(*a);
   return c.end(c.start());
@@ -225,13 +232,7 @@ cudaError_t cudaHostRegister(void* pointer, std::size_t bytes, unsigned flags) {
   const auto next = c.m.memory.lower_bound(static_cast<char*>(pointer));
   if (c.m.find(pointer) || (next != c.m.memory.end() && next->first < static_cast<char*>(pointer) + bytes))
     return c.end(cudaErrorHostMemoryAlreadyRegistered);
-  allocation a;
-  a.begin = static_cast<char*>(pointer);
-  a.bytes = bytes;
-  a.kind = memory_kind::registered;
-  a.device = me().device;
-  a.number = ++c.m.made;
-  c.m.memory[a.begin] = a;
+  c.m.adopt(pointer, bytes, memory_kind::registered, me().device);
   return c.end(cudaSuccess);
 }
 cudaError_t cudaHostUnregister(void* pointer) {
