@@ -199,7 +199,7 @@ cudaError_t cudaMallocPitch(void** pointer, std::size_t* pitch, std::size_t widt
   return cudaMalloc(pointer, *pitch * height);
 }
 
-// Waits for the device, as CUDA does.
+// Waits for the device, as CUDA does, but not for memory in stream order.
 cudaError_t cudaFree(void* pointer) {
   call c;
   const cudaError_t code = c.start();
@@ -207,7 +207,7 @@ cudaError_t cudaFree(void* pointer) {
   if (!pointer) return c.end(cudaSuccess);
   allocation* a = c.m.find_start(pointer);
   if (!a || !a->alive || !on_device(a) || a->kind == memory_kind::symbol) return c.end(cudaErrorInvalidValue);
-  c.m.wait_for_device(a->device);
+  if (a->kind != memory_kind::pooled) c.m.wait_for_device(a->device);
   c.m.release(*a);
   return c.end(c.start());
 }
