@@ -457,7 +457,9 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   call c(false);
   const cudaError_t code = c.start();
   if (code != cudaSuccess) return c.end(code);
-  if (!event || (flags & ~(cudaEventBlockingSync | cudaEventDisableTiming))) return c.end(cudaErrorInvalidValue);
+  constexpr unsigned known = cudaEventBlockingSync | cudaEventDisableTiming | cudaEventInterprocess;
+  if (!event || (flags & ~known)) return c.end(cudaErrorInvalidValue);
+  if ((flags & cudaEventInterprocess) && !(flags & cudaEventDisableTiming)) return c.end(cudaErrorInvalidValue);
   *event = new CUevent_st{me().device, flags, ++c.m.made, nullptr};
   c.m.events.insert(*event);
   return c.end(cudaSuccess);

@@ -62,7 +62,7 @@ cudaError_t copy(const rectangle& r, cudaMemcpyKind kind, cudaStream_t handle, b
   if (!s) return c.end(cudaErrorInvalidResourceHandle);
   if (r.width == 0 || r.height == 0) return c.end(cudaSuccess);
   if (!r.to || !r.from) return c.end(cudaErrorInvalidValue);
-  if (r.height > 1 && (r.to_pitch < r.width || r.from_pitch < r.width)) return c.end(cudaErrorInvalidPitchValue);
+  if (r.to_pitch < r.width || r.from_pitch < r.width) return c.end(cudaErrorInvalidPitchValue);
   code = check_kind(c.m, r.to, r.from, kind);
   if (code == cudaSuccess) code = c.m.check_range(r.to, r.reach(r.to_pitch));
   if (code == cudaSuccess) code = c.m.check_range(r.from, r.reach(r.from_pitch));
@@ -98,14 +98,14 @@ cudaError_t set(void* to, std::size_t pitch, int value, std::size_t width, std::
   if (!s) return c.end(cudaErrorInvalidResourceHandle);
   if (width == 0 || height == 0) return c.end(cudaSuccess);
   if (!c.m.find(to)) return c.end(cudaErrorInvalidValue);
-  if (height > 1 && pitch < width) return c.end(cudaErrorInvalidPitchValue);
+  if (height > 1 && pitch < width) return c.end(cudaErrorInvalidValue);
   code = c.m.check_range(to, pitch * (height - 1) + width);
   if (code != cudaSuccess) return c.end(code);
   const point p = c.m.push(s, "set", [=] {
     for (std::size_t row = 0; row < height; ++row) std::memset(static_cast<char*>(to) + row * pitch, value, width);
   });
   // CUDA's plain memset of device memory doesn't wait for it either.
-  if (wait && c.m.find(to)->kind == memory_kind::pinned) c.m.wait_for(p);
+  if (wait && !on_device(c.m.find(to))) c.m.wait_for(p);
   return c.end(c.start());
 }
 
@@ -262,8 +262,9 @@ cudaError_t cudaMemPrefetchAsync(const void* pointer, std::size_t bytes, cudaMem
   if (location.type == cudaMemLocationTypeDevice && no_device(c.m, location.id)) return c.end(cudaErrorInvalidDevice);
   const auto s = c.m.find(stream);
   if (!s) return c.end(cudaErrorInvalidResourceHandle);
-  c.m.push(s, "prefetch", [] {});
-  return c.end(c.m.check_range(pointer, bytes));
+  const cudaError_t inside = c.m.check_range(pointer, bytes);
+  if (inside == cudaSuccess) c.m.push(s, "prefetch", [] {});
+  return c.end(inside);
 }
 cudaError_t cudaMemAdvise(const void* pointer, std::size_t bytes, cudaMemoryAdvise, cudaMemLocation) {
   call c(false);
