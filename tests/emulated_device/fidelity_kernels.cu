@@ -712,10 +712,10 @@ TEST_CASE("fidelity: atomicInc and atomicDec bring a value beyond the limit back
   CHECK(counters.get() == std::vector<unsigned>{0, 9, 50, 50});
 }
 
-// The loop of the programming guide: any operation from compare and swap.
+// The loop of the programming guide, any operation from compare and swap; what it begins with is read by an atomic too.
 __device__ float atomic_max(float* address, float value) {
   unsigned* const bits = reinterpret_cast<unsigned*>(address);
-  unsigned old = *bits, expected;
+  unsigned old = atomicOr(bits, 0u), expected;
   do {
     expected = old;
     if (__uint_as_float(expected) >= value) break;
