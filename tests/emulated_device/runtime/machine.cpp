@@ -103,23 +103,23 @@ std::shared_ptr<stream> machine::find(cudaStream_t handle) {
   return streams.count(handle) ? handle->of : nullptr;
 }
 
-// The legacy default stream and the blocking streams of its device wait for each other.
+// The legacy default stream and the blocking streams of its device wait for each other, and come after each other also
+// when there is nothing left to wait for.
 point machine::push(const std::shared_ptr<stream>& s, std::string name, std::function<void()> run,
                     std::vector<point> after, std::function<void()> ended) {
   const std::shared_ptr<stream>& legacy = devices[static_cast<std::size_t>(s->device)].legacy;
   if (s == legacy) {
     for (const auto& other : all_streams) {
-      if (other != s && other->device == s->device && !(other->flags & cudaStreamNonBlocking) &&
-          !reached(end_of(other))) {
+      if (other != s && other->device == s->device && !(other->flags & cudaStreamNonBlocking))
         after.push_back(end_of(other));
-      }
     }
-  } else if (!(s->flags & cudaStreamNonBlocking) && !reached(end_of(legacy))) {
+  } else if (!(s->flags & cudaStreamNonBlocking)) {
     after.push_back(end_of(legacy));
   }
   auto tag = std::make_unique<char>();
   tsan_release(tag.get());
-  s->items.push_back({std::move(name), std::move(run), std::move(after), std::move(tag), std::move(ended)});
+  s->end = std::make_shared<char>();
+  s->items.push_back({std::move(name), std::move(run), std::move(after), std::move(tag), s->end, std::move(ended)});
   ++s->pushed;
   return end_of(s);
 }
@@ -143,7 +143,10 @@ void machine::run_one(const std::shared_ptr<stream>& s) {
   void* const host = tsan_current();
   tsan_switch(s->context);
   tsan_acquire(i.tag.get());
-  for (const point& p : i.after) tsan_acquire(&p.of->tag);
+  for (const point& p : i.after)
+    if (p.tag) tsan_acquire(p.tag.get());
+  device& on = devices[static_cast<std::size_t>(s->device)];
+  if (s == on.legacy) tsan_acquire(&on.gone_blocking);
   {
     const unwatched bookkeeping;
     expose();
@@ -157,11 +160,21 @@ void machine::run_one(const std::shared_ptr<stream>& s) {
     const unwatched bookkeeping;
     i.run = nullptr;
   }
-  tsan_release(&s->tag);
+  tsan_release(i.done.get());
   tsan_switch(host);
   if (i.ended) i.ended();
   s->running = in_item = false;
-  if (s->destroyed && s->items.empty()) std::erase(all_streams, s);
+  if (s->destroyed && s->items.empty()) retire(s);
+}
+
+void machine::retire(const std::shared_ptr<stream>& s) {
+  device& on = devices[static_cast<std::size_t>(s->device)];
+  void* const host = tsan_current();
+  tsan_switch(s->context);
+  tsan_release(&on.gone);
+  if (!(s->flags & cudaStreamNonBlocking)) tsan_release(&on.gone_blocking);
+  tsan_switch(host);
+  std::erase(all_streams, s);
 }
 
 // The stream whose next item has to run before p is reached: p's own, or one that it waits for.
@@ -184,7 +197,7 @@ void machine::wait_for(const point& p) {
       run_one(list[random.below(list.size())]);
     }
   }
-  tsan_acquire(&p.of->tag);
+  if (p.tag) tsan_acquire(p.tag.get());
 }
 
 void machine::wait_for_device(int on) {
@@ -195,8 +208,9 @@ void machine::wait_for_device(int on) {
       all &= reached(end_of(s));
       wait_for(end_of(s));
     }
-    if (all) return;
+    if (all) break;
   }
+  tsan_acquire(&devices[static_cast<std::size_t>(on)].gone);
 }
 
 void machine::step() {

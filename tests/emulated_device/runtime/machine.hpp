@@ -30,6 +30,7 @@ struct stream;
 struct point {
   std::shared_ptr<stream> of;
   std::uint64_t number = 0;
+  std::shared_ptr<char> tag = nullptr;  // orders what has run until there before who waits for it
 };
 
 struct item {
@@ -37,6 +38,7 @@ struct item {
   std::function<void()> run;
   std::vector<point> after;      // points of other streams that come first
   std::unique_ptr<char> tag;     // orders the host's call before the run
+  std::shared_ptr<char> done;    // the tag of the point behind it
   std::function<void()> ended;   // what becomes true with it: an event is done
 };
 
@@ -51,9 +53,9 @@ struct stream {
   std::deque<item> items;
   std::uint64_t pushed = 0, run = 0;
   bool running = false;
-  bool destroyed = false;   // what is in it still runs
-  void* context = nullptr;  // ThreadSanitizer's
-  char tag = 0;             // orders what has run before who waits for it
+  bool destroyed = false;     // what is in it still runs
+  void* context = nullptr;    // ThreadSanitizer's
+  std::shared_ptr<char> end;  // the tag of the point behind all that was pushed
 };
 
 // What one cudaEventRecord made: the event may be recorded again, or destroyed, before this is reached.
@@ -61,7 +63,6 @@ struct recording {
   point at;
   bool done = false;
   double milliseconds = 0.0;
-  char tag = 0;
 };
 
 // `symbol` is a variable whose address was asked for; like registered memory, it isn't the machine's to free.
@@ -109,6 +110,7 @@ struct device {
   cudaMemPool_t pool = nullptr;
   std::size_t used = 0;
   std::map<const void*, int> dynamic_shared;  // by kernel
+  char gone = 0, gone_blocking = 0;           // tags of streams that have ended: all, and the blocking ones
 };
 
 class machine {
@@ -122,7 +124,8 @@ class machine {
   std::shared_ptr<stream> find(cudaStream_t handle);  // null if there is no such stream
   point push(const std::shared_ptr<stream>& s, std::string name, std::function<void()> run,
              std::vector<point> after = {}, std::function<void()> ended = {});
-  static point end_of(const std::shared_ptr<stream>& s) { return {s, s->pushed}; }
+  void retire(const std::shared_ptr<stream>& s);  // it is destroyed, and nothing is left to do
+  static point end_of(const std::shared_ptr<stream>& s) { return {s, s->pushed, s->end}; }
   static bool reached(const point& p) { return p.of->run >= p.number; }
   void wait_for(const point& p);
   void wait_for_device(int device);
