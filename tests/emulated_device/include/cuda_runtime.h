@@ -20,6 +20,8 @@ cudaError_t launch(const void* kernel, const cudaLaunchConfig_t& config, std::si
                    std::function<void()> body);
 /// Queues work that isn't a kernel of the user's but runs on the device in stream order: what a library call does.
 cudaError_t enqueue(cudaStream_t stream, const char* name, std::function<void()> body);
+/// From now on a symbol's address is one of device memory.
+cudaError_t symbol_address(void** pointer, void* symbol, std::size_t bytes);
 /// Copies a symbol: `offset` and `bytes` are checked against its size.
 cudaError_t copy_symbol(void* symbol, std::size_t size, void* other, std::size_t bytes, std::size_t offset,
                         bool to_symbol, cudaStream_t stream, bool wait);
@@ -107,8 +109,7 @@ inline cudaError_t cudaOccupancyMaxPotentialBlockSize(int* min_grid, int* thread
 // Symbols: one copy per process, shared by all devices.
 
 template <class Value> inline cudaError_t cudaGetSymbolAddress(void** pointer, const Value& symbol) {
-  *pointer = const_cast<std::remove_const_t<Value>*>(&symbol);
-  return cudaSuccess;
+  return emulated::symbol_address(pointer, const_cast<std::remove_const_t<Value>*>(&symbol), sizeof(Value));
 }
 template <class Value> inline cudaError_t cudaGetSymbolSize(std::size_t* bytes, const Value&) {
   *bytes = sizeof(Value);

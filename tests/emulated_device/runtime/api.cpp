@@ -337,7 +337,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   const auto found = c.m.streams.find(stream);
   if (found == c.m.streams.end()) return c.end(cudaErrorInvalidResourceHandle);
   stream->of->destroyed = true;
-  if (stream->of->items.empty()) std::erase(c.m.all_streams, stream->of);
+  if (stream->of->items.empty()) c.m.retire(stream->of);
   c.m.streams.erase(found);
   delete stream;
   return c.end(cudaSuccess);
@@ -352,7 +352,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   // Asking again and again must end: each query lets one item run, half of the time.
   if (!machine::reached(machine::end_of(s)) && c.m.random.coin()) c.m.wait_for({s, s->run + 1});
   if (!machine::reached(machine::end_of(s))) return c.end(cudaErrorNotReady);
-  tsan_acquire(&s->tag);
+  c.m.wait_for(machine::end_of(s));
   return c.end(c.start());
 }
 
@@ -376,7 +376,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   if (!s || !c.m.events.count(event)) return c.end(cudaErrorInvalidResourceHandle);
   if (event->last) {
     // What is recorded now counts: a later record changes nothing.
-    c.m.push(s, "wait for an event", [r = event->last] { tsan_acquire(&r->tag); }, {event->last->at});
+    c.m.push(s, "wait for an event", [] {}, {event->last->at});
   }
   return c.end(cudaSuccess);
 }
@@ -457,7 +457,9 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   call c(false);
   const cudaError_t code = c.start();
   if (code != cudaSuccess) return c.end(code);
-  if (!event || (flags & ~(cudaEventBlockingSync | cudaEventDisableTiming))) return c.end(cudaErrorInvalidValue);
+  constexpr unsigned known = cudaEventBlockingSync | cudaEventDisableTiming | cudaEventInterprocess;
+  if (!event || (flags & ~known)) return c.end(cudaErrorInvalidValue);
+  if ((flags & cudaEventInterprocess) && !(flags & cudaEventDisableTiming)) return c.end(cudaErrorInvalidValue);
   *event = new CUevent_st{me().device, flags, ++c.m.made, nullptr};
   c.m.events.insert(*event);
   return c.end(cudaSuccess);
@@ -480,7 +482,7 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
   const auto s = c.m.find(stream);
   if (!s || !c.m.events.count(event) || event->device != s->device) return c.end(cudaErrorInvalidResourceHandle);
   auto r = std::make_shared<recording>();
-  r->at = c.m.push(s, "record an event", [r] { tsan_release(&r->tag); }, {}, [r, &m = c.m] {
+  r->at = c.m.push(s, "record an event", [] {}, {}, [r, &m = c.m] {
     r->done = true;
     r->milliseconds = m.now;
   });
@@ -498,7 +500,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   const point& at = event->last->at;
   if (!event->last->done && c.m.random.coin()) c.m.wait_for({at.of, at.of->run + 1});
   if (!event->last->done) return c.end(cudaErrorNotReady);
-  tsan_acquire(&event->last->tag);
+  c.m.wait_for(at);
   return c.end(c.start());
 }
 
@@ -507,10 +509,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   const cudaError_t code = c.start();
   if (code != cudaSuccess) return c.end(code);
   if (!c.m.events.count(event)) return c.end(cudaErrorInvalidResourceHandle);
-  if (event->last) {
-    c.m.wait_for(event->last->at);
-    tsan_acquire(&event->last->tag);
-  }
+  if (event->last) c.m.wait_for(event->last->at);
   return c.end(c.start());
 }
 

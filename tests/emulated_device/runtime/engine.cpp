@@ -567,8 +567,11 @@ engine& device_side(const char* what) {
 }  // namespace
 
 std::optional<fault> run_grid(const grid& g, const std::function<void()>& body) {
-  if (!own_engine) own_engine = std::make_unique<engine>();
-  running_engine = own_engine.get();
+  {
+    const unwatched bookkeeping;  // made by a stream, but freed by the OS thread
+    if (!own_engine) own_engine = std::make_unique<engine>();
+    running_engine = own_engine.get();
+  }
   std::optional<fault> f = own_engine->run(g, body);
   running_engine = nullptr;
   return f;

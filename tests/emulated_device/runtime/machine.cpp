@@ -104,6 +104,7 @@ std::shared_ptr<stream> machine::make_stream(int device, unsigned flags, int pri
 }
 
 std::shared_ptr<stream> machine::find(cudaStream_t handle) {
+  if (devices.empty()) return nullptr;
   const int on = me().device;
   if (handle == nullptr || handle == cudaStreamLegacy) return devices[static_cast<std::size_t>(on)].legacy;
   if (handle == cudaStreamPerThread) {
@@ -114,23 +115,23 @@ std::shared_ptr<stream> machine::find(cudaStream_t handle) {
   return streams.count(handle) ? handle->of : nullptr;
 }
 
-// The legacy default stream and the blocking streams of its device wait for each other.
+// The legacy default stream and the blocking streams of its device wait for each other, and come after each other also
+// when there is nothing left to wait for.
 point machine::push(const std::shared_ptr<stream>& s, std::string name, std::function<void()> run,
                     std::vector<point> after, std::function<void()> ended) {
   const std::shared_ptr<stream>& legacy = devices[static_cast<std::size_t>(s->device)].legacy;
   if (s == legacy) {
     for (const auto& other : all_streams) {
-      if (other != s && other->device == s->device && !(other->flags & cudaStreamNonBlocking) &&
-          !reached(end_of(other))) {
+      if (other != s && other->device == s->device && !(other->flags & cudaStreamNonBlocking))
         after.push_back(end_of(other));
-      }
     }
-  } else if (!(s->flags & cudaStreamNonBlocking) && !reached(end_of(legacy))) {
+  } else if (!(s->flags & cudaStreamNonBlocking)) {
     after.push_back(end_of(legacy));
   }
   auto tag = std::make_unique<char>();
   tsan_release(tag.get());
-  s->items.push_back({std::move(name), std::move(run), std::move(after), std::move(tag), std::move(ended)});
+  s->end = std::make_shared<char>();
+  s->items.push_back({std::move(name), std::move(run), std::move(after), std::move(tag), s->end, std::move(ended)});
   ++s->pushed;
   return end_of(s);
 }
@@ -154,7 +155,10 @@ void machine::run_one(const std::shared_ptr<stream>& s) {
   void* const host = tsan_current();
   tsan_switch(s->context);
   tsan_acquire(i.tag.get());
-  for (const point& p : i.after) tsan_acquire(&p.of->tag);
+  for (const point& p : i.after)
+    if (p.tag) tsan_acquire(p.tag.get());
+  device& on = devices[static_cast<std::size_t>(s->device)];
+  if (s == on.legacy) tsan_acquire(&on.gone_blocking);
   {
     const unwatched bookkeeping;
     expose();
@@ -168,11 +172,21 @@ void machine::run_one(const std::shared_ptr<stream>& s) {
     const unwatched bookkeeping;
     i.run = nullptr;
   }
-  tsan_release(&s->tag);
+  tsan_release(i.done.get());
   tsan_switch(host);
   if (i.ended) i.ended();
   s->running = in_item = false;
-  if (s->destroyed && s->items.empty()) std::erase(all_streams, s);
+  if (s->destroyed && s->items.empty()) retire(s);
+}
+
+void machine::retire(const std::shared_ptr<stream>& s) {
+  device& on = devices[static_cast<std::size_t>(s->device)];
+  void* const host = tsan_current();
+  tsan_switch(s->context);
+  tsan_release(&on.gone);
+  if (!(s->flags & cudaStreamNonBlocking)) tsan_release(&on.gone_blocking);
+  tsan_switch(host);
+  std::erase(all_streams, s);
 }
 
 // The stream whose next item has to run before p is reached: p's own, or one that it waits for.
@@ -195,7 +209,7 @@ void machine::wait_for(const point& p) {
       run_one(list[random.below(list.size())]);
     }
   }
-  tsan_acquire(&p.of->tag);
+  if (p.tag) tsan_acquire(p.tag.get());
 }
 
 void machine::wait_for_device(int on) {
@@ -206,8 +220,9 @@ void machine::wait_for_device(int on) {
       all &= reached(end_of(s));
       wait_for(end_of(s));
     }
-    if (all) return;
+    if (all) break;
   }
+  tsan_acquire(&devices[static_cast<std::size_t>(on)].gone);
 }
 
 void machine::step() {
@@ -269,14 +284,16 @@ cudaError_t machine::allocate(void** p, std::size_t bytes, memory_kind kind, int
 namespace {
 
 std::string describe(const allocation& a) {
-  constexpr const char* kinds[] = {"device", "stream-ordered device", "pinned", "registered", "managed"};
+  constexpr const char* kinds[] = {"device", "stream-ordered device", "symbol", "pinned", "registered", "managed"};
   return std::string(kinds[static_cast<unsigned>(a.kind)]) + " memory of " + std::to_string(a.bytes) +
          " bytes (allocation " + std::to_string(a.number) + ")";
 }
 
+bool owned(const allocation& a) { return a.kind != memory_kind::registered && a.kind != memory_kind::symbol; }
+
 // Which byte outside of the allocation was written, or 0.
 std::ptrdiff_t broken_guard(const allocation& a) {
-  if (asan || a.kind == memory_kind::registered) return 0;
+  if (asan || !owned(a)) return 0;
   for (std::size_t i = 0; i < guard; ++i) {
     if (static_cast<unsigned char>(a.begin[a.bytes + i]) != guard_byte)
       return static_cast<std::ptrdiff_t>(a.bytes + i);
@@ -305,9 +322,9 @@ void machine::check_guards(const std::string& after) {
 }
 
 void machine::release(allocation& a) {
-  if (!asan && a.kind != memory_kind::registered) std::memset(a.begin, poison_byte, a.bytes);  // who reads it still
+  if (!asan && owned(a)) std::memset(a.begin, poison_byte, a.bytes);  // who reads it still
   const unwatched bookkeeping;
-  if (a.kind == memory_kind::registered) {
+  if (!owned(a)) {
     memory.erase(a.begin);
     return;
   }
@@ -332,6 +349,16 @@ void machine::release(allocation& a) {
     std::free(old.begin - 256);
     quarantine.pop_front();
   }
+}
+
+void machine::adopt(void* p, std::size_t bytes, memory_kind kind, int on) {
+  allocation a;
+  a.begin = static_cast<char*>(p);
+  a.bytes = bytes;
+  a.kind = kind;
+  a.device = on;
+  a.number = ++made;
+  memory[a.begin] = a;
 }
 
 allocation* machine::find(const void* p) {
@@ -395,6 +422,8 @@ cudaError_t call::start() const {
 }
 
 cudaError_t call::end(cudaError_t code) {
+  // "Not ready" isn't an error, the documentation says, and isn't kept; some versions of CUDA keep it nevertheless.
+  if (code == cudaErrorNotReady && (me().last != cudaSuccess || m.random.coin())) return code;
   if (code != cudaSuccess) me().last = code;
   return code;
 }
@@ -420,7 +449,7 @@ std::vector<std::string> leaks() {
   for (cudaEvent_t e : m.events) lines.push_back("event " + std::to_string(e->number));
   for (cudaMemPool_t p : m.pools) lines.push_back("memory pool " + std::to_string(p->number));
   for (const auto& [begin, a] : m.memory)
-    if (a.alive) lines.push_back(describe(a));
+    if (a.alive && a.kind != memory_kind::symbol) lines.push_back(describe(a));
   return lines;
 }
 

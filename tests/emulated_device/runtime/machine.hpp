@@ -43,6 +43,7 @@ struct stream;
 struct point {
   std::shared_ptr<stream> of;
   std::uint64_t number = 0;
+  std::shared_ptr<char> tag = nullptr;  // orders what has run until there before who waits for it
 };
 
 struct item {
@@ -50,6 +51,7 @@ struct item {
   std::function<void()> run;
   std::vector<point> after;      // points of other streams that come first
   std::unique_ptr<char> tag;     // orders the host's call before the run
+  std::shared_ptr<char> done;    // the tag of the point behind it
   std::function<void()> ended;   // what becomes true with it: an event is done
 };
 
@@ -64,9 +66,9 @@ struct stream {
   std::deque<item> items;
   std::uint64_t pushed = 0, run = 0;
   bool running = false;
-  bool destroyed = false;   // what is in it still runs
-  void* context = nullptr;  // ThreadSanitizer's
-  char tag = 0;             // orders what has run before who waits for it
+  bool destroyed = false;     // what is in it still runs
+  void* context = nullptr;    // ThreadSanitizer's
+  std::shared_ptr<char> end;  // the tag of the point behind all that was pushed
 };
 
 // What one cudaEventRecord made: the event may be recorded again, or destroyed, before this is reached.
@@ -74,10 +76,12 @@ struct recording {
   point at;
   bool done = false;
   double milliseconds = 0.0;
-  char tag = 0;
 };
 
-enum class memory_kind : unsigned char { device, pooled, pinned, registered, managed };
+// `symbol` is a variable whose address was asked for; like registered memory, it isn't the machine's to free.
+enum class memory_kind : unsigned char { device, pooled, symbol, pinned, registered, managed };
+// Out of the host's reach.
+inline bool of_device_only(memory_kind k) { return k <= memory_kind::symbol; }
 
 struct allocation {
   char* begin = nullptr;
@@ -119,6 +123,7 @@ struct device {
   cudaMemPool_t pool = nullptr;
   std::size_t used = 0;
   std::map<const void*, int> dynamic_shared;  // by kernel
+  char gone = 0, gone_blocking = 0;           // tags of streams that have ended: all, and the blocking ones
 };
 
 class machine {
@@ -132,7 +137,8 @@ class machine {
   std::shared_ptr<stream> find(cudaStream_t handle);  // null if there is no such stream
   point push(const std::shared_ptr<stream>& s, std::string name, std::function<void()> run,
              std::vector<point> after = {}, std::function<void()> ended = {});
-  static point end_of(const std::shared_ptr<stream>& s) { return {s, s->pushed}; }
+  void retire(const std::shared_ptr<stream>& s);  // it is destroyed, and nothing is left to do
+  static point end_of(const std::shared_ptr<stream>& s) { return {s, s->pushed, s->end}; }
   static bool reached(const point& p) { return p.of->run >= p.number; }
   void wait_for(const point& p);
   void wait_for_device(int device);
@@ -141,6 +147,7 @@ class machine {
   // Memory
   cudaError_t allocate(void** p, std::size_t bytes, memory_kind kind, int device, cudaMemPool_t pool = nullptr);
   void release(allocation& a);
+  void adopt(void* p, std::size_t bytes, memory_kind kind, int device);  // knows memory that others own
   allocation* find(const void* p);          // the living allocation that holds this address
   allocation* find_start(const void* p);    // that begins there
   cudaError_t check_range(const void* p, std::size_t bytes) const;

@@ -13,9 +13,7 @@ namespace {
 
 bool no_device(const machine& m, int d) { return d < 0 || static_cast<std::size_t>(d) >= m.devices.size(); }
 
-bool on_device(const allocation* a) {
-  return a && (a->kind == memory_kind::device || a->kind == memory_kind::pooled || a->kind == memory_kind::managed);
-}
+bool on_device(const allocation* a) { return a && (of_device_only(a->kind) || a->kind == memory_kind::managed); }
 
 // What CUDA calls pageable: memory that it doesn't know.
 bool pageable(machine& m, const void* p) { return m.find(p) == nullptr; }
@@ -30,12 +28,11 @@ cudaError_t check_kind(machine& m, const void* to, const void* from, cudaMemcpyK
   const allocation *t = m.find(to), *f = m.find(from);
   switch (kind) {
     case cudaMemcpyHostToHost:
-      return (t && t->kind <= memory_kind::pooled) || (f && f->kind <= memory_kind::pooled) ? cudaErrorInvalidValue
-                                                                                            : cudaSuccess;
+      return (t && of_device_only(t->kind)) || (f && of_device_only(f->kind)) ? cudaErrorInvalidValue : cudaSuccess;
     case cudaMemcpyHostToDevice:
-      return !t || (f && f->kind <= memory_kind::pooled) ? cudaErrorInvalidValue : cudaSuccess;
+      return !t || (f && of_device_only(f->kind)) ? cudaErrorInvalidValue : cudaSuccess;
     case cudaMemcpyDeviceToHost:
-      return !f || (t && t->kind <= memory_kind::pooled) ? cudaErrorInvalidValue : cudaSuccess;
+      return !f || (t && of_device_only(t->kind)) ? cudaErrorInvalidValue : cudaSuccess;
     case cudaMemcpyDeviceToDevice: return !t || !f ? cudaErrorInvalidValue : cudaSuccess;
     case cudaMemcpyDefault: return cudaSuccess;
   }
@@ -65,16 +62,27 @@ cudaError_t copy(const rectangle& r, cudaMemcpyKind kind, cudaStream_t handle, b
   if (!s) return c.end(cudaErrorInvalidResourceHandle);
   if (r.width == 0 || r.height == 0) return c.end(cudaSuccess);
   if (!r.to || !r.from) return c.end(cudaErrorInvalidValue);
-  if (r.height > 1 && (r.to_pitch < r.width || r.from_pitch < r.width)) return c.end(cudaErrorInvalidPitchValue);
+  if (r.to_pitch < r.width || r.from_pitch < r.width) return c.end(cudaErrorInvalidPitchValue);
   code = check_kind(c.m, r.to, r.from, kind);
   if (code == cudaSuccess) code = c.m.check_range(r.to, r.reach(r.to_pitch));
   if (code == cudaSuccess) code = c.m.check_range(r.from, r.reach(r.from_pitch));
   if (code != cudaSuccess) return c.end(code);
   const bool pages = pageable(c.m, r.to) || pageable(c.m, r.from);
+  const bool to_device = on_device(c.m.find(r.to)), from_device = on_device(c.m.find(r.from));
+  if (wait && to_device && pageable(c.m, r.from) && c.m.random.coin()) {
+    // CUDA returns when it has read the source: what it has read may come to the device later.
+    c.m.wait_for(c.m.push(s, "synchronize", [] {}));
+    const auto staged = std::make_shared<std::vector<char>>(r.width * r.height);
+    rectangle{staged->data(), r.width, r.from, r.from_pitch, r.width, r.height}.run();
+    c.m.push(s, "copy", [r, staged] {
+      rectangle{r.to, r.to_pitch, staged->data(), r.width, r.width, r.height}.run();
+    });
+    return c.end(c.start());
+  }
   const point p = c.m.push(s, "copy", [r] { r.run(); });
-  // CUDA needn't wait for a copy inside of a device, and may wait for one of memory that isn't pinned.
-  const bool inside = on_device(c.m.find(r.to)) && on_device(c.m.find(r.from));
-  if (wait && !inside ? true : (wait || pages) && c.m.random.coin()) {
+  // A copy inside of the host always waits, one inside of a device needn't; asynchronous ones of pageable memory may.
+  const bool inside_host = !to_device && !from_device, inside_device = to_device && from_device;
+  if (inside_host || (wait && !inside_device) || ((wait || pages) && c.m.random.coin())) {
     c.m.wait_for(p);
     code = c.start();
   }
@@ -90,14 +98,14 @@ cudaError_t set(void* to, std::size_t pitch, int value, std::size_t width, std::
   if (!s) return c.end(cudaErrorInvalidResourceHandle);
   if (width == 0 || height == 0) return c.end(cudaSuccess);
   if (!c.m.find(to)) return c.end(cudaErrorInvalidValue);
-  if (height > 1 && pitch < width) return c.end(cudaErrorInvalidPitchValue);
+  if (height > 1 && pitch < width) return c.end(cudaErrorInvalidValue);
   code = c.m.check_range(to, pitch * (height - 1) + width);
   if (code != cudaSuccess) return c.end(code);
   const point p = c.m.push(s, "set", [=] {
     for (std::size_t row = 0; row < height; ++row) std::memset(static_cast<char*>(to) + row * pitch, value, width);
   });
   // CUDA's plain memset of device memory doesn't wait for it either.
-  if (wait && c.m.find(to)->kind == memory_kind::pinned) c.m.wait_for(p);
+  if (wait && !on_device(c.m.find(to))) c.m.wait_for(p);
   return c.end(c.start());
 }
 
@@ -118,6 +126,16 @@ cudaError_t allocate_in_order(void** pointer, std::size_t bytes, cudaMemPool_t p
 }
 
 }  // namespace
+
+cudaError_t symbol_address(void** pointer, void* symbol, std::size_t bytes) {
+  call c;
+  const cudaError_t code = c.start();
+  if (code != cudaSuccess) return c.end(code);
+  if (!pointer) return c.end(cudaErrorInvalidValue);
+  if (!c.m.find(symbol)) c.m.adopt(symbol, bytes, memory_kind::symbol, me().device);
+  *pointer = symbol;
+  return c.end(cudaSuccess);
+}
 
 cudaError_t copy_symbol(void* symbol, std::size_t size, void* other, std::size_t bytes, std::size_t offset,
                         bool to_symbol, cudaStream_t stream, bool wait) {
@@ -181,15 +199,15 @@ cudaError_t cudaMallocPitch(void** pointer, std::size_t* pitch, std::size_t widt
   return cudaMalloc(pointer, *pitch * height);
 }
 
-// Waits for the device, as CUDA does.
+// Waits for the device, as CUDA does, but not for memory in stream order.
 cudaError_t cudaFree(void* pointer) {
   call c;
   const cudaError_t code = c.start();
   if (code != cudaSuccess) return c.end(code);
   if (!pointer) return c.end(cudaSuccess);
   allocation* a = c.m.find_start(pointer);
-  if (!a || !a->alive || !on_device(a)) return c.end(cudaErrorInvalidValue);
-  c.m.wait_for_device(a->device);
+  if (!a || !a->alive || !on_device(a) || a->kind == memory_kind::symbol) return c.end(cudaErrorInvalidValue);
+  if (a->kind != memory_kind::pooled) c.m.wait_for_device(a->device);
   c.m.release(*a);
   return c.end(c.start());
 }
@@ -214,13 +232,7 @@ cudaError_t cudaHostRegister(void* pointer, std::size_t bytes, unsigned flags) {
   const auto next = c.m.memory.lower_bound(static_cast<char*>(pointer));
   if (c.m.find(pointer) || (next != c.m.memory.end() && next->first < static_cast<char*>(pointer) + bytes))
     return c.end(cudaErrorHostMemoryAlreadyRegistered);
-  allocation a;
-  a.begin = static_cast<char*>(pointer);
-  a.bytes = bytes;
-  a.kind = memory_kind::registered;
-  a.device = me().device;
-  a.number = ++c.m.made;
-  c.m.memory[a.begin] = a;
+  c.m.adopt(pointer, bytes, memory_kind::registered, me().device);
   return c.end(cudaSuccess);
 }
 cudaError_t cudaHostUnregister(void* pointer) {
@@ -250,8 +262,9 @@ cudaError_t cudaMemPrefetchAsync(const void* pointer, std::size_t bytes, cudaMem
   if (location.type == cudaMemLocationTypeDevice && no_device(c.m, location.id)) return c.end(cudaErrorInvalidDevice);
   const auto s = c.m.find(stream);
   if (!s) return c.end(cudaErrorInvalidResourceHandle);
-  c.m.push(s, "prefetch", [] {});
-  return c.end(c.m.check_range(pointer, bytes));
+  const cudaError_t inside = c.m.check_range(pointer, bytes);
+  if (inside == cudaSuccess) c.m.push(s, "prefetch", [] {});
+  return c.end(inside);
 }
 cudaError_t cudaMemAdvise(const void* pointer, std::size_t bytes, cudaMemoryAdvise, cudaMemLocation) {
   call c(false);
@@ -430,9 +443,17 @@ cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int f
   }
   return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream);
 }
-// Not synchronous with the host, CUDA says; ordered by the legacy default stream.
+// Serialized with all pending and future work of three devices: the current one and the two that are named.
 cudaError_t cudaMemcpyPeer(void* to, int to_device, const void* from, int from_device, std::size_t bytes) {
-  return cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, nullptr);
+  call c;
+  const cudaError_t code = c.start();
+  if (code != cudaSuccess) return c.end(code);
+  for (const int device : {me().device, to_device, from_device})
+    if (!no_device(c.m, device)) c.m.wait_for_device(device);
+  const cudaError_t copied = cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, nullptr);
+  if (copied != cudaSuccess) return copied;
+  c.m.wait_for_device(me().device);
+  return c.end(c.start());
 }
 
 cudaError_t cudaMemset(void* to, int value, std::size_t bytes) { return set(to, bytes, value, bytes, 1, nullptr, true); }
