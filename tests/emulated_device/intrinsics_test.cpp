@@ -140,7 +140,7 @@ template <class C> unsigned random_bits(std::mt19937_64& random) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("All 65,536 narrow numbers convert to float exactly", "[emulated]", half_case, bfloat16_case) {
+TEMPLATE_TEST_CASE("All 65,536 narrow numbers convert to float exactly", "[numbers]", half_case, bfloat16_case) {
   counter count;
   for (unsigned b = 0; b != 65536; ++b) {
     const auto h = TestType::make(b);
@@ -163,7 +163,7 @@ TEMPLATE_TEST_CASE("All 65,536 narrow numbers convert to float exactly", "[emula
   CHECK(__float_as_uint(__bfloat162float(__ushort_as_bfloat16(0xff81))) == 0xff810000);
 }
 
-TEMPLATE_TEST_CASE("Narrow numbers round from float and double at every boundary", "[emulated]", half_case,
+TEMPLATE_TEST_CASE("Narrow numbers round from float and double at every boundary", "[numbers]", half_case,
                    bfloat16_case) {
   counter count;
   const auto check = [&](float x) {
@@ -213,7 +213,7 @@ TEMPLATE_TEST_CASE("Narrow numbers round from float and double at every boundary
   CHECK(TestType::bits(TestType::from(std::nan(""))) == 0x7fff);
 }
 
-TEMPLATE_TEST_CASE("Narrow arithmetic is the exact result, rounded once", "[emulated]", half_case, bfloat16_case) {
+TEMPLATE_TEST_CASE("Narrow arithmetic is the exact result, rounded once", "[numbers]", half_case, bfloat16_case) {
   using H = typename TestType::type;
   counter count;
   std::mt19937_64 random(2);
@@ -237,7 +237,7 @@ TEMPLATE_TEST_CASE("Narrow arithmetic is the exact result, rounded once", "[emul
   }
 }
 
-TEMPLATE_TEST_CASE("Narrow fused multiply-add rounds once", "[emulated]", half_case, bfloat16_case) {
+TEMPLATE_TEST_CASE("Narrow fused multiply-add rounds once", "[numbers]", half_case, bfloat16_case) {
   using H = typename TestType::type;
   counter count;
   std::mt19937_64 random(3);
@@ -275,7 +275,7 @@ TEMPLATE_TEST_CASE("Narrow fused multiply-add rounds once", "[emulated]", half_c
   CHECK(TestType::bits(__hfma(one, one, __hneg(one))) == 0);
 }
 
-TEST_CASE("Half's fused multiply-add rounds once over its whole range", "[emulated]") {
+TEST_CASE("Half's fused multiply-add rounds once over its whole range", "[numbers]") {
   counter count;
   std::mt19937_64 random(4);
   for (int i = 0; i != 500000; ++i) {
@@ -290,7 +290,7 @@ TEST_CASE("Half's fused multiply-add rounds once over its whole range", "[emulat
   }
 }
 
-TEMPLATE_TEST_CASE("Narrow comparisons and extremes know NaN and the sign of zero", "[emulated]", half_case,
+TEMPLATE_TEST_CASE("Narrow comparisons and extremes know NaN and the sign of zero", "[numbers]", half_case,
                    bfloat16_case) {
   using H = typename TestType::type;
   const H values[] = {TestType::make(0x0000),
@@ -350,7 +350,7 @@ TEMPLATE_TEST_CASE("Narrow comparisons and extremes know NaN and the sign of zer
   CHECK(TestType::bits(__hsub_sat(values[0], TestType::from(3.0))) == 0);
 }
 
-TEMPLATE_TEST_CASE("Narrow numbers convert to integers in every mode, saturating", "[emulated]", half_case,
+TEMPLATE_TEST_CASE("Narrow numbers convert to integers in every mode, saturating", "[numbers]", half_case,
                    bfloat16_case) {
   counter count;
   const auto check = [&](auto actual, double x, double whole, const char* what) {
@@ -392,7 +392,7 @@ TEMPLATE_TEST_CASE("Narrow numbers convert to integers in every mode, saturating
   }
 }
 
-TEST_CASE("Integers convert to narrow numbers in every mode", "[emulated]") {
+TEST_CASE("Integers convert to narrow numbers in every mode", "[numbers]") {
   counter count;
   std::mt19937_64 random(5);
   for (int i = 0; i != 300000; ++i) {
@@ -417,7 +417,7 @@ TEST_CASE("Integers convert to narrow numbers in every mode", "[emulated]") {
   }
 }
 
-TEST_CASE("Functions of half and bfloat16 match double precision", "[emulated]") {
+TEST_CASE("Functions of half and bfloat16 match double precision", "[numbers]") {
   counter count;
   for (unsigned b = 0; b != 65536; ++b) {
     const __half h = half_case::make(b);
@@ -448,7 +448,7 @@ TEST_CASE("Functions of half and bfloat16 match double precision", "[emulated]")
   CHECK(static_cast<float>(h2log2(pair).y) == -2.0f);
 }
 
-TEST_CASE("Pairs keep their halves apart", "[emulated]") {
+TEST_CASE("Pairs keep their halves apart", "[numbers]") {
   const __half a(1.0f), b(2.0f);
   const __half2 p = __halves2half2(a, b);
   const __half2 q = make_half2(b, b);
@@ -550,7 +550,7 @@ template <class T> T random_number(std::mt19937_64& random, bool near_one) {
            rounding::up, [](auto... o) { return expression; }, OPERANDS),      \
        #name "_ru")
 
-TEST_CASE("Directed float arithmetic matches the processor's modes", "[emulated]") {
+TEST_CASE("Directed float arithmetic matches the processor's modes", "[numbers]") {
   counter count;
   std::mt19937_64 random(6);
   for (int i = 0; i != 200000; ++i) {
@@ -578,7 +578,7 @@ TEST_CASE("Directed float arithmetic matches the processor's modes", "[emulated]
   }
 }
 
-TEST_CASE("Directed double arithmetic matches the processor's modes", "[emulated]") {
+TEST_CASE("Directed double arithmetic matches the processor's modes", "[numbers]") {
   counter count;
   std::mt19937_64 random(7);
   for (int i = 0; i != 200000; ++i) {
@@ -606,7 +606,7 @@ TEST_CASE("Directed double arithmetic matches the processor's modes", "[emulated
   }
 }
 
-TEST_CASE("A directed rounding is on its side of the exact value", "[emulated]") {
+TEST_CASE("A directed rounding is on its side of the exact value", "[numbers]") {
   CHECK(__fadd_ru(1.0f, 0x1p-149f) == std::nextafter(1.0f, inf));
   CHECK(__fadd_rd(1.0f, 0x1p-149f) == 1.0f);
   CHECK(__fadd_rd(1.0f, -0x1p-149f) == std::nextafter(1.0f, 0.0f));
@@ -623,7 +623,7 @@ TEST_CASE("A directed rounding is on its side of the exact value", "[emulated]")
   CHECK(__float_as_uint(__fmul_rn(inf, 0.0f)) == 0x7fffffff);
 }
 
-TEST_CASE("The reciprocal root is the nearest float", "[emulated]") {
+TEST_CASE("The reciprocal root is the nearest float", "[numbers]") {
   counter count;
   std::mt19937_64 random(8);
   for (int i = 0; i != 500000; ++i) {
@@ -645,7 +645,7 @@ TEST_CASE("The reciprocal root is the nearest float", "[emulated]") {
   CHECK(std::isnan(__frsqrt_rn(-1.0f)));
 }
 
-TEST_CASE("Floating point converts to integers in every mode, saturating", "[emulated]") {
+TEST_CASE("Floating point converts to integers in every mode, saturating", "[numbers]") {
   counter count;
   std::mt19937_64 random(9);
   const auto check = [&](auto actual, auto x, long double whole, const char* what) {
@@ -705,7 +705,7 @@ TEST_CASE("Floating point converts to integers in every mode, saturating", "[emu
   }
 }
 
-TEST_CASE("Integers and doubles convert to floating point in every mode", "[emulated]") {
+TEST_CASE("Integers and doubles convert to floating point in every mode", "[numbers]") {
   counter count;
   std::mt19937_64 random(10);
   for (int i = 0; i != 200000; ++i) {
@@ -747,7 +747,7 @@ TEST_CASE("Integers and doubles convert to floating point in every mode", "[emul
   CHECK(__float_as_uint(__double2float_rn(std::nan(""))) == 0x7fffffff);
 }
 
-TEST_CASE("Floating-point bits come apart and together", "[emulated]") {
+TEST_CASE("Floating-point bits come apart and together", "[numbers]") {
   CHECK(__float_as_int(-0.0f) == std::numeric_limits<int>::min());
   CHECK(__int_as_float(0x3f800000) == 1.0f);
   CHECK(__uint_as_float(0xbf800000u) == -1.0f);
@@ -760,7 +760,7 @@ TEST_CASE("Floating-point bits come apart and together", "[emulated]") {
 
 // ---- Integers ----
 
-TEST_CASE("Bit counts and permutations match loops over bits", "[emulated]") {
+TEST_CASE("Bit counts and permutations match loops over bits", "[numbers]") {
   counter count;
   std::mt19937_64 random(11);
   for (int i = 0; i != 100000; ++i) {
@@ -813,7 +813,7 @@ TEST_CASE("Bit counts and permutations match loops over bits", "[emulated]") {
   }
 }
 
-TEST_CASE("Integer products, sums and averages match wider arithmetic", "[emulated]") {
+TEST_CASE("Integer products, sums and averages match wider arithmetic", "[numbers]") {
   counter count;
   std::mt19937_64 random(12);
   const auto draw = [&] {
@@ -856,7 +856,7 @@ TEST_CASE("Integer products, sums and averages match wider arithmetic", "[emulat
   }
 }
 
-TEST_CASE("Packed integers match loops over lanes", "[emulated]") {
+TEST_CASE("Packed integers match loops over lanes", "[numbers]") {
   counter count;
   std::mt19937_64 random(13);
   const auto lanes = [](unsigned a, unsigned b, int bits, bool is_signed, auto f) {
@@ -916,7 +916,7 @@ TEST_CASE("Packed integers match loops over lanes", "[emulated]") {
 
 // ---- Mathematics ----
 
-TEST_CASE("Functions that the C library lacks satisfy their definitions", "[emulated]") {
+TEST_CASE("Functions that the C library lacks satisfy their definitions", "[numbers]") {
   for (const double x : {-0.999999, -0.9, -0.3, -1e-5, 1e-300, 1e-9, 0.01, 0.499, 0.501, 0.75, 0.9999999999}) {
     CHECK(std::erf(erfinv(x)) == Approx(x).epsilon(1e-14));
     CHECK(normcdf(normcdfinv(0.5 + x / 2)) == Approx(0.5 + x / 2).epsilon(1e-13));
@@ -960,7 +960,7 @@ TEST_CASE("Functions that the C library lacks satisfy their definitions", "[emul
   CHECK(cyl_bessel_i1f(-1.0f) == Approx(-0.5651591040f));
 }
 
-TEST_CASE("Fast mathematics has CUDA's special cases", "[emulated]") {
+TEST_CASE("Fast mathematics has CUDA's special cases", "[numbers]") {
   CHECK(__expf(1.0f) == Approx(2.7182818f));
   CHECK(__exp10f(-1.0f) == Approx(0.1f));
   CHECK(__log2f(8.0f) == 3.0f);
@@ -976,7 +976,7 @@ TEST_CASE("Fast mathematics has CUDA's special cases", "[emulated]") {
   CHECK(__saturatef(0.25f) == 0.25f);
 }
 
-TEST_CASE("min and max choose among mixed types, NaN and zeros as CUDA does", "[emulated]") {
+TEST_CASE("min and max choose among mixed types, NaN and zeros as CUDA does", "[numbers]") {
   static_assert(std::is_same_v<decltype(max(1, 1u)), unsigned>);
   static_assert(std::is_same_v<decltype(min(1L, 1L)), long>);
   static_assert(std::is_same_v<decltype(min(1ll, 1ull)), unsigned long long>);
@@ -1003,7 +1003,7 @@ concept loads = requires(const T* p) {
 };
 }  // namespace
 
-TEST_CASE("Cached accesses load and store what CUDA has them for", "[emulated]") {
+TEST_CASE("Cached accesses load and store what CUDA has them for", "[numbers]") {
   static_assert(loads<float4> && loads<unsigned char> && loads<__half2> && loads<__nv_bfloat16> && loads<double2>);
   static_assert(!loads<not_cached> && !loads<float3> && !loads<bool> && !loads<long double>);
   alignas(16) float memory[8] = {1, 2, 3, 4, 5, 6, 7, 8};
@@ -1018,7 +1018,7 @@ TEST_CASE("Cached accesses load and store what CUDA has them for", "[emulated]")
   CHECK(static_cast<float>(__ldg(halves + 1)) == 2.0f);
 }
 
-TEST_CASE("Vector types have CUDA's layout", "[emulated]") {
+TEST_CASE("Vector types have CUDA's layout", "[numbers]") {
   const auto is = [](std::size_t size, std::size_t alignment, std::size_t s, std::size_t a) {
     return size == s && alignment == a;
   };
