@@ -26,6 +26,7 @@ std::vector<int> order_under(const emulated::options& o) {
   constexpr int n = 4 * 3 * 16;
   const device_array<int> order(std::vector<int>(n, 0));
   const device_array<unsigned> next(std::vector<unsigned>(1, 0u));
+  cudaDeviceSynchronize();  // a copy from pageable memory may only be staged when it returns
   cudaStream_t streams[4];
   for (cudaStream_t& s : streams) cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
   for (int round = 0; round < 3; ++round)
