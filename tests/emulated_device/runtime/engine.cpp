@@ -513,6 +513,9 @@ class engine {
       f->fake_stack = nullptr;
       f->fresh = true;
       if (tsan) {
+        tsan_switch(f->tsan_context);
+        tsan_release(&tags_->end);  // the host, which frees what the grid has used, comes after it
+        tsan_switch(host_.tsan_context);
         tsan_destroy(f->tsan_context);
         f->tsan_context = tsan_create();
       } else {

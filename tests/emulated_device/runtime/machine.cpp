@@ -436,6 +436,12 @@ void reset(const options& o) {
 }
 const options& current() { return the_machine().with; }
 const std::vector<std::string>& faults() { return the_machine().found; }
+void report_fault(const std::string& text) {
+  machine& m = the_machine();
+  const held hold(m);
+  const std::string where = where_now();
+  m.blame(where.empty() ? text : where + ": " + text);
+}
 void clear_faults() {
   the_machine().found.clear();
   for (device& d : the_machine().devices) d.broken = cudaSuccess;

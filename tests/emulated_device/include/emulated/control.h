@@ -38,6 +38,8 @@ const options& current();
 
 /// What was found wrong since reset(): each fault of a kernel and each broken guard, in words.
 const std::vector<std::string>& faults();
+/// Adds one: what a library's stand-in has found wrong with a call, with the place on the device where there is one.
+void report_fault(const std::string& text);
 /// Forgets faults that a test has expected.
 void clear_faults();
 /// What was made and not destroyed: streams, events, pools and memory, one line each.
