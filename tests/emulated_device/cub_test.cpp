@@ -5,6 +5,7 @@
 
 #include "../support/catch.hpp"
 #include "launch.hpp"
+#include "programs.hpp"
 
 #include <emulated/control.h>
 #include <cub/cub.cuh>
@@ -292,20 +293,27 @@ __global__ void two_sums(int* out, bool with_barrier) {
   }
 }
 
-// Where races are watched, this one ends the process.
-TEST_CASE("cub stand-in: storage used again without a barrier is a race") {
-  if (emulated::watches_races()) return;
-  int wrong[2] = {};
-  for (std::uint64_t seed = 0; seed < 40; ++seed) {
-    emulated::reset({.seed = seed});
-    for (const bool with_barrier : {false, true}) {
-      const device_array<int> out(ones(2));
-      REQUIRE(launch({.threads = dim3(64)}, two_sums, out.data(), with_barrier) == cudaSuccess);
-      wrong[with_barrier] += out.host() != std::vector<int>{64, 128};
-    }
+// How many of the seeds give wrong results.
+int wrong_sums(bool with_barrier, int seeds) {
+  int wrong = 0;
+  for (int seed = 0; seed < seeds; ++seed) {
+    emulated::reset({.seed = static_cast<std::uint64_t>(seed)});
+    const device_array<int> out(ones(2));
+    require_success(launch({.threads = dim3(64)}, two_sums, out.data(), with_barrier), "launch");
+    wrong += out.host() != std::vector<int>{64, 128};
   }
-  CHECK(wrong[false] > 0);
-  CHECK(wrong[true] == 0);
+  return wrong;
+}
+const emulated_test::program two_sums_program("two block sums", [](int barrier) { wrong_sums(barrier != 0, 1); });
+
+TEST_CASE("cub stand-in: storage used again without a barrier is a race") {
+  CHECK(wrong_sums(true, 40) == 0);
+  if (emulated::watches_races()) {
+    CHECK(emulated_test::run("two block sums", 1).well);
+    CHECK(emulated_test::run("two block sums", 0).says("data race"));
+  } else {
+    CHECK(wrong_sums(false, 40) > 0);
+  }
 }
 
 TEST_CASE("cub stand-in: a primitive for another block") {
