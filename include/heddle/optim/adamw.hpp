@@ -3,6 +3,7 @@
 #pragma once
 
 #include <heddle/optim/concept.hpp>
+#include <heddle/optim/detail/elementwise.hpp>
 
 #include <cmath>
 
@@ -39,17 +40,20 @@ struct adamw {
   }
 
   /// One step of n elements.
-  void update(float* p, const float* g, float* const* state, std::size_t n, const update_context& x) const noexcept {
+  void update(float* parameter, const float* gradient, float* const* state, std::size_t n,
+              const update_context& x) const noexcept {
     const double t = static_cast<double>(x.step) + 1.0;
     const auto c1 = static_cast<float>(1.0 / (1.0 - std::pow(static_cast<double>(beta1), t)));
     const auto c2 = static_cast<float>(1.0 / (1.0 - std::pow(static_cast<double>(beta2), t)));
     const float b1 = beta1, b2 = beta2, e = eps, lr = x.lr, decay = weight_decay * x.decay_scale;
-    float *const m = state[0], *const v = state[1];
-    for (std::size_t i = 0; i < n; ++i) {
-      m[i] = b1 * m[i] + (1.0f - b1) * g[i];
-      v[i] = b2 * v[i] + (1.0f - b2) * (g[i] * g[i]);
-      p[i] -= lr * (m[i] * c1 / (std::sqrt(v[i] * c2) + e) + decay * p[i]);
-    }
+    const auto step = [=](auto& p, const auto& g, auto& m, auto& v) {
+      m = b1 * m + (1.0f - b1) * g;
+      v = b2 * v + (1.0f - b2) * (g * g);
+      auto root = v * c2;
+      detail::take_root(root);
+      p -= lr * (m * c1 / (root + e) + decay * p);
+    };
+    detail::update_elements(n, step, parameter, gradient, state[0], state[1]);
   }
   /// "adamw".
   std::string name() const { return "adamw"; }

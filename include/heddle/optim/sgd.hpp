@@ -2,62 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <heddle/core/detail/convert_loops.hpp>
 #include <heddle/optim/concept.hpp>
+#include <heddle/optim/detail/elementwise.hpp>
 
 namespace heddle {
 inline namespace v0 {
-
-namespace detail {
-struct sgd_numbers {
-  float momentum, decay, lr;
-  bool nesterov;
-};
-
-// The same loops for every instruction set, each operation rounded by itself.
-[[gnu::always_inline]] inline void sgd_body(float* p, const float* g, float* const* state, std::size_t n,
-                                            const sgd_numbers& x) noexcept {
-  const float m = x.momentum, decay = x.decay, lr = x.lr;
-  if (m == 0.0f && decay == 0.0f) {
-    for (std::size_t i = 0; i < n; ++i) p[i] -= lr * g[i];
-    return;
-  }
-  if (m == 0.0f) {
-    for (std::size_t i = 0; i < n; ++i) p[i] -= lr * (g[i] + decay * p[i]);
-    return;
-  }
-  float* const v = state[0];
-  if (x.nesterov) {
-    for (std::size_t i = 0; i < n; ++i) {
-      const float d = g[i] + decay * p[i];
-      v[i] = m * v[i] + d;
-      p[i] -= lr * (d + m * v[i]);
-    }
-  } else {
-    for (std::size_t i = 0; i < n; ++i) {
-      v[i] = m * v[i] + (g[i] + decay * p[i]);
-      p[i] -= lr * v[i];
-    }
-  }
-}
-
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__NVCOMPILER)
-__attribute__((target("avx2"))) inline void sgd_avx2(float* p, const float* g, float* const* state, std::size_t n,
-                                                     const sgd_numbers& x) noexcept {
-  sgd_body(p, g, state, n, x);
-}
-inline void sgd_loops(float* p, const float* g, float* const* state, std::size_t n, const sgd_numbers& x) noexcept {
-  if (best_isa() == isa::portable)
-    sgd_body(p, g, state, n, x);
-  else
-    sgd_avx2(p, g, state, n, x);
-}
-#else
-inline void sgd_loops(float* p, const float* g, float* const* state, std::size_t n, const sgd_numbers& x) noexcept {
-  sgd_body(p, g, state, n, x);
-}
-#endif
-}  // namespace detail
 
 /// @brief Stochastic gradient descent, with momentum, Nesterov's form and weight decay where asked.
 ///
@@ -84,8 +33,24 @@ struct sgd {
   }
 
   /// One step of n elements.
-  void update(float* p, const float* g, float* const* state, std::size_t n, const update_context& x) const noexcept {
-    detail::sgd_loops(p, g, state, n, {momentum, weight_decay * x.decay_scale, x.lr, nesterov});
+  void update(float* parameter, const float* gradient, float* const* state, std::size_t n,
+              const update_context& x) const noexcept {
+    const float m = momentum, decay = weight_decay * x.decay_scale, lr = x.lr;
+    const auto plain = [=](auto& p, const auto& g) { p -= lr * g; };
+    const auto decayed = [=](auto& p, const auto& g) { p -= lr * (g + decay * p); };
+    const auto heavy_ball = [=](auto& p, const auto& g, auto& v) {
+      v = m * v + (g + decay * p);
+      p -= lr * v;
+    };
+    const auto look_ahead = [=](auto& p, const auto& g, auto& v) {
+      const auto d = g + decay * p;
+      v = m * v + d;
+      p -= lr * (d + m * v);
+    };
+    if (m == 0.0f && decay == 0.0f) detail::update_elements(n, plain, parameter, gradient);
+    else if (m == 0.0f) detail::update_elements(n, decayed, parameter, gradient);
+    else if (nesterov) detail::update_elements(n, look_ahead, parameter, gradient, state[0]);
+    else detail::update_elements(n, heavy_ball, parameter, gradient, state[0]);
   }
   /// "sgd".
   std::string name() const { return "sgd"; }
