@@ -27,7 +27,7 @@ TEST_CASE("core: an event orders two streams") {
   for (cudaStream_t& s : streams) REQUIRE(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking) == cudaSuccess);
   const hd::cuda::queue first{streams[0]}, second{streams[1]};
   CHECK(first != second);
-  const std::size_t n = std::size_t{1} << 24;
+  const std::size_t n = std::size_t{1} << 18;
   {
     heddle_test::array<hd::cuda, std::uint64_t> a(first, n), b(first, n);
     first.synchronize();
