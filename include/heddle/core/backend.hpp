@@ -89,7 +89,7 @@ concept has_for_each = requires(std::size_t n, typename Backend::queue q) {
 };
 
 /// `transform_reduce(n, init, reduce, transform, result, resource, queue)`: *result = init + transform(0) + ... for an
-/// associative `reduce`; grouping is the backend's own, and the same from run to run.
+/// associative and commutative `reduce`; grouping is the backend's own, and the same from run to run.
 template <class Backend>
 concept has_transform_reduce =
     requires(std::size_t n, float* result, typename Backend::memory m, typename Backend::queue q) {

@@ -118,6 +118,7 @@ cudaError_t enqueue(cudaStream_t stream, const char* name, std::function<void()>
   if (code != cudaSuccess) return c.end(code);
   const auto s = c.m.find(stream);
   if (!s) return c.end(cudaErrorInvalidResourceHandle);
+  if (c.m.launches_until_failure && --c.m.launches_until_failure == 0) return c.end(c.m.launch_failure);
   grid g{name, dim3(1), dim3(1), 0, c.m.random.next(), static_cast<unsigned>(s->id)};
   queue_grid(c.m, s, std::move(g), std::move(body));
   return c.end(cudaSuccess);

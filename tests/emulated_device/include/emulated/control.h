@@ -47,7 +47,7 @@ std::vector<std::string> leaks();
 
 /// The n-th allocation from now fails as if memory were full; 0 is the next one.
 void fail_allocation(std::uint64_t n);
-/// The n-th launch from now fails with this error.
+/// The n-th launch from now, of a kernel or of a library's, fails with this error.
 void fail_launch(std::uint64_t n, cudaError_t error = cudaErrorLaunchOutOfResources);
 
 /// Items that have run since reset(): equal under equal seeds.
