@@ -27,6 +27,7 @@ struct options {
   std::string report = "report.html";
   std::string save, resume;
   std::size_t ranks = 4;
+  int shown_rank = 0;  // whose outcome this process shows
   std::size_t steps = 3000;
   std::size_t stop_after = 0;
   std::size_t batch = 16;
@@ -59,7 +60,7 @@ class option_table {
           "five marked there and the memory pair)",
           o.strategies);
     flag("list", "print the names of all strategies and end", o.list);
-    size("ranks", "number of ranks, each a thread", o.ranks, 1, 64);
+    size("ranks", "number of ranks, each a thread; under mpirun it is the number of processes", o.ranks, 1, 64);
     size("steps", "training steps of each strategy", o.steps, 1, 1000000);
     size("batch", "sequences per step, over all ranks", o.batch, 1, 4096);
     size("context", "characters per sequence", o.context, 2, 1024);
@@ -179,11 +180,16 @@ class option_table {
   std::vector<entry> entries_;
 };
 
-/// Reads the command line. Throws: usage_error.
-inline options read_options(int count, char** arguments, const std::string& data) {
+/// Reads the command line. Where `processes` isn't 0, that is the number of ranks. Throws: usage_error.
+inline options read_options(int count, char** arguments, const std::string& data, std::size_t processes = 0) {
   options o;
   o.data = data;
+  if (processes) o.ranks = processes;
   option_table(o).parse(count, arguments);
+  if (processes && o.ranks != processes) {
+    throw usage_error("--ranks is " + std::to_string(o.ranks) + ", and mpirun has started " +
+                      std::to_string(processes) + " processes; leave it out");
+  }
   if (o.longer) {
     if (!o.strategies.empty()) throw usage_error("--long chooses the strategy itself; leave out --strategy");
     o.layers = 4;

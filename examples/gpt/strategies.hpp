@@ -94,8 +94,10 @@ inline std::span<const strategy_entry> all_strategies() {
        }},
       {"direct", "AdamW; single precision, everybody with everybody", false, 0, "ring-adamw", 0.01, false,
        [](const job& j) { return with_adamw(j, hd::strategy{.topology = hd::direct{}, .buckets = buckets}); }},
+#ifndef GPT_MPI
       {"native", "AdamW; single precision through shared memory, one pass", false, 0, "ring-adamw", 0.01, false,
        [](const job& j) { return with_adamw(j, hd::strategy{.topology = hd::native{}, .buckets = buckets}); }},
+#endif
       {"direct-bf16", "AdamW; gradients as bfloat16, everybody with everybody", false, 0, "ring-adamw", 0.01, false,
        [](const job& j) {
          return with_adamw(

@@ -6,6 +6,9 @@
 #pragma once
 
 #include <heddle/heddle.hpp>
+#ifdef GPT_MPI
+#include <heddle/comm/mpi.hpp>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -267,15 +270,27 @@ template <class Comm, class Plan, class Rule> class trainer {
   decltype(std::declval<hd::tracking<hd::host_resource>&>().samples()) timeline_;  // of the last step
 };
 
-/// Trains on `ranks` threads by one strategy.
+#ifdef GPT_MPI
+inline constexpr const char* ranks_are = "processes";
+/// Runs f(comm) as the rank that this process is.
+template <class Function> void on_ranks(std::size_t, Function&& f) { hd::mpi::run(f); }
+#else
+inline constexpr const char* ranks_are = "threads";
+/// Runs f(comm) on as many threads.
+template <class Function> void on_ranks(std::size_t ranks, Function&& f) {
+  hd::threads::run(static_cast<int>(ranks), f);
+}
+#endif
+
+/// Trains on all ranks by one strategy.
 template <class Plan, class Rule> outcome train(const job& j, const Plan& plan, const Rule& rule, const rates& rate) {
   bookmark from;
   if (!j.settings.resume.empty()) from = bookmark::load(j, j.settings.resume + "/" + j.name);
   outcome out;
-  hd::threads::run(static_cast<int>(j.settings.ranks), [&](auto& comm) {
+  on_ranks(j.settings.ranks, [&](auto& comm) {
     trainer<std::remove_cvref_t<decltype(comm)>, Plan, Rule> t{j, comm, plan, rule};
     outcome mine = t.run(from, rate);
-    if (comm.rank() == 0) out = std::move(mine);
+    if (comm.rank() == j.settings.shown_rank) out = std::move(mine);
   });
   if (j.progress) std::fprintf(stderr, "\r\033[K");
   return out;

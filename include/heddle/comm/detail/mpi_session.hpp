@@ -1,0 +1,323 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <heddle/comm/concept.hpp>
+
+#if !__has_include(<mpi.h>)
+#error "heddle/comm/mpi.hpp needs mpi.h: link the CMake target heddle::mpi, or compile with mpicxx"
+#endif
+#include <mpi.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <climits>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace heddle {
+inline namespace v0 {
+/// @brief Ranks as MPI processes.
+namespace mpi {
+
+/// @brief What MPI promises about calls from several threads; each level includes those before it.
+enum class thread_level : int {
+  single = MPI_THREAD_SINGLE,          ///< The process has one thread.
+  funneled = MPI_THREAD_FUNNELED,      ///< Only the thread that initialised MPI calls it.
+  serialized = MPI_THREAD_SERIALIZED,  ///< Any thread calls it, one at a time.
+  multiple = MPI_THREAD_MULTIPLE       ///< Any thread calls it at any time.
+};
+
+/// The name used in messages.
+constexpr const char* name_of(thread_level l) noexcept {
+  switch (l) {
+    case thread_level::single: return "MPI_THREAD_SINGLE";
+    case thread_level::funneled: return "MPI_THREAD_FUNNELED";
+    case thread_level::serialized: return "MPI_THREAD_SERIALIZED";
+    case thread_level::multiple: return "MPI_THREAD_MULTIPLE";
+  }
+  return "unknown";
+}
+
+/// @brief MPI promises less about threads than is needed.
+class thread_level_error : public error {
+ public:
+  /// @param given What MPI was initialised with. @param needed The least that would do. @param why What needs it.
+  thread_level_error(thread_level given, thread_level needed, const std::string& why)
+      : error(std::string("heddle::mpi: MPI gives ") + name_of(given) + ", and " + why + " needs " + name_of(needed) +
+              ", to be asked for with MPI_Init_thread"),
+        given_(given),
+        needed_(needed) {}
+  /// What MPI was initialised with.
+  thread_level given() const noexcept { return given_; }
+  /// The least that would do.
+  thread_level needed() const noexcept { return needed_; }
+
+ private:
+  thread_level given_, needed_;
+};
+
+/// @brief Settings of a communicator.
+struct options {
+  std::chrono::nanoseconds deadline{30'000'000'000ll};  ///< How long a call waits without anything moving.
+  /// The least level that is accepted. Below `serialized` only the thread that initialised MPI may use the
+  /// communicator, which excludes data_parallel on more than one rank.
+  thread_level level = thread_level::serialized;
+  std::size_t piece = std::size_t{1} << 30;  ///< Bytes of the longest MPI message, 1 to 2^31 - 1, equal on all ranks.
+};
+
+namespace detail {
+using namespace heddle::detail;
+using clock = std::chrono::steady_clock;
+
+inline bool initialised() {
+  int yes = 0;
+  MPI_Initialized(&yes);
+  return yes != 0;
+}
+inline bool finalised() {
+  int yes = 0;
+  MPI_Finalized(&yes);
+  return yes != 0;
+}
+
+// Between two looks of somebody who waits: others may need the core.
+inline void rest(clock::duration waited) {
+  if (waited < std::chrono::microseconds(200))
+    std::this_thread::yield();
+  else
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+}
+
+// What a communicator and its duplicates share in one process: the MPI communicator, who failed first, and the lock
+// that makes one call at a time of theirs where MPI asks for that.
+//
+// All messages travel on one duplicate of the user's communicator. Tag 0 carries the notes that a rank has failed; each
+// heddle communicator has four tags of its own.
+class session {
+ public:
+  static constexpr std::size_t longest_note = 2000;
+
+  session(MPI_Comm user, const options& o, bool finalises)
+      : deadline_(o.deadline), piece_(o.piece), unwinding_(std::uncaught_exceptions()) {
+    if (!initialised() || finalised()) throw argument_error("heddle::mpi::communicator: MPI isn't running");
+    int given = 0;
+    MPI_Query_thread(&given);
+    level_ = static_cast<thread_level>(given);
+    if (level_ < o.level) {
+      throw thread_level_error(level_, o.level,
+                               o.level == thread_level::serialized
+                                   ? "a communicator that other threads may use, as data_parallel does,"
+                                   : "this communicator");
+    }
+    if (o.piece < 1 || o.piece > INT_MAX) {
+      throw argument_error("heddle::mpi::communicator: piece is " + std::to_string(o.piece) +
+                           " bytes, allowed is 1 to 2147483647");
+    }
+    int between = 0;
+    if (user != MPI_COMM_NULL) MPI_Comm_test_inter(user, &between);
+    if (user == MPI_COMM_NULL || between) {
+      throw argument_error("heddle::mpi::communicator: needs an intra-communicator, and this is " +
+                           std::string(between ? "an inter-communicator" : "MPI_COMM_NULL"));
+    }
+    check(MPI_Comm_dup(user, &comm_), "MPI_Comm_dup");
+    MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(comm_, &rank_);
+    MPI_Comm_size(comm_, &size_);
+    void* bound = nullptr;
+    int has_bound = 0;
+    MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &bound, &has_bound);
+    if (has_bound) highest_tag_ = *static_cast<int*>(bound);
+    char name[MPI_MAX_PROCESSOR_NAME] = {};
+    int length = 0;
+    MPI_Get_processor_name(name, &length);
+    host_.assign(name, static_cast<std::size_t>(length));
+    // Pieces must be cut alike on both sides.
+    const long long mine[2] = {static_cast<long long>(piece_), -static_cast<long long>(piece_)};
+    long long most[2] = {};
+    const int rc = MPI_Allreduce(mine, most, 2, MPI_LONG_LONG, MPI_MAX, comm_);
+    if (rc != MPI_SUCCESS || most[0] != -most[1]) MPI_Comm_free(&comm_);
+    check(rc, "MPI_Allreduce");
+    if (most[0] != -most[1]) {
+      throw argument_error("heddle::mpi::communicator: piece is " + std::to_string(-most[1]) +
+                           " bytes on one rank and " + std::to_string(most[0]) +
+                           " on another; allowed is the same on all");
+    }
+    finalises_ = finalises;
+  }
+  session(const session&) = delete;
+  session& operator=(const session&) = delete;
+
+  ~session() {
+    if (finalised()) return;
+    if (failed() < 0 && std::uncaught_exceptions() > unwinding_)
+      fail(rank_, "rank " + std::to_string(rank_) + " left by an exception");
+    if (finalises_)
+      MPI_Finalize();
+    else if (failed() < 0 && everybody_leaves())
+      MPI_Comm_free(&comm_);
+  }
+
+  int rank() const noexcept { return rank_; }
+  int size() const noexcept { return size_; }
+  MPI_Comm comm() const noexcept { return comm_; }
+  std::size_t piece() const noexcept { return piece_; }
+  std::chrono::nanoseconds deadline() const noexcept { return deadline_; }
+  const std::string& host() const noexcept { return host_; }
+
+  // A number for a new communicator; rank 0 gives it. Numbers are not used again, since messages of a communicator
+  // that failed may lie where nobody takes them.
+  int give_channel() {
+    const int n = ++channels_;
+    if (n <= (highest_tag_ - 3) / 4) return n;
+    const std::string text = "this MPI has tags for " + std::to_string((highest_tag_ - 3) / 4) + " duplicates";
+    fail(rank_, text);
+    throw argument_error("heddle::mpi::communicator::duplicate: " + text);
+  }
+
+  // Throws unless MPI allows this thread to call it.
+  void require_thread() const {
+    if (level_ >= thread_level::serialized) return;
+    int here = 0;
+    MPI_Is_thread_main(&here);
+    if (!here) {
+      throw thread_level_error(level_, thread_level::serialized,
+                               "a call from another thread than the one that initialised MPI");
+    }
+  }
+
+  // Holds MPI for one call.
+  std::unique_lock<std::mutex> enter() {
+    return level_ == thread_level::multiple ? std::unique_lock<std::mutex>() : std::unique_lock(mpi_);
+  }
+
+  int failed() const noexcept { return failed_.load(std::memory_order_acquire); }
+  std::string failure() const {
+    std::lock_guard lock(mutex_);
+    return text_;
+  }
+
+  // Marks the failure and tells everybody. The first one wins: later ones are its consequences.
+  void fail(int culprit, const std::string& text) {
+    if (!mark(culprit, text)) return;
+    const std::string said =
+        text.substr(0, longest_note) + " (says rank " + std::to_string(rank_) + " on " + host_ + ")";
+    note_.resize(sizeof culprit);
+    std::memcpy(note_.data(), &culprit, sizeof culprit);
+    note_.insert(note_.end(), said.begin(), said.end());
+    std::vector<MPI_Request> sent(static_cast<std::size_t>(size_), MPI_REQUEST_NULL);
+    auto held = enter();
+    for (int r = 0; r < size_; ++r) {
+      if (r == rank_) continue;
+      MPI_Isend(note_.data(), static_cast<int>(note_.size()), MPI_CHAR, r, 0, comm_,
+                &sent[static_cast<std::size_t>(r)]);
+    }
+    // Short messages: MPI copies them. If it can't yet, the note stays in memory for good.
+    int done = 0;
+    for (int i = 0; i < 1000 && !done; ++i) MPI_Testall(size_, sent.data(), &done, MPI_STATUSES_IGNORE);
+    if (done) return;
+    for (MPI_Request& r : sent) {
+      if (r != MPI_REQUEST_NULL) MPI_Request_free(&r);
+    }
+    [[maybe_unused]] const auto* const kept = new std::vector<char>(std::move(note_));
+  }
+
+  // Whether somebody has failed; looks for notes once in a millisecond.
+  bool look(clock::time_point now) {
+    if (failed() >= 0) return true;
+    const clock::rep due = next_look_.load(std::memory_order_relaxed), t = now.time_since_epoch().count();
+    if (t < due) return false;
+    std::unique_lock listening(listen_, std::try_to_lock);
+    if (!listening) return false;
+    next_look_.store(t + clock::duration(std::chrono::milliseconds(1)).count(), std::memory_order_relaxed);
+    auto held = enter();
+    int found = 0, length = 0, culprit = 0;
+    MPI_Status status;
+    for (int i = 0; i < 8 && !found; ++i) {  // a probe takes in a part of what has come, and a note comes last
+      if (MPI_Iprobe(MPI_ANY_SOURCE, 0, comm_, &found, &status) != MPI_SUCCESS) return false;
+    }
+    if (!found) return false;
+    MPI_Get_count(&status, MPI_CHAR, &length);
+    std::vector<char> note(static_cast<std::size_t>(length));
+    MPI_Recv(note.data(), length, MPI_CHAR, status.MPI_SOURCE, 0, comm_, MPI_STATUS_IGNORE);
+    if (note.size() < sizeof culprit) return false;
+    std::memcpy(&culprit, note.data(), sizeof culprit);
+    mark(culprit, std::string(note.begin() + sizeof culprit, note.end()));
+    return true;
+  }
+
+  // A comm_error with MPI's own words unless the call succeeded.
+  void check(int rc, const char* call, const char* operation = "mpi::communicator", int peer = -1) const {
+    if (rc == MPI_SUCCESS) return;
+    char text[MPI_MAX_ERROR_STRING] = {};
+    int length = 0;
+    MPI_Error_string(rc, text, &length);
+    throw comm_error(operation, rank_, peer,
+                     std::string(call) + ": " + std::string(text, static_cast<std::size_t>(length)));
+  }
+
+ private:
+  // Whether all ranks are about to free the MPI communicator. If one isn't, it may yet fail and send a note, which must
+  // find the communicator: Open MPI 4.1 keeps messages to a freed one for the next of the same number, whose member the
+  // sender may not be, and crashes. A communicator that isn't freed costs some memory until MPI_Finalize.
+  bool everybody_leaves() {
+    MPI_Request barrier = MPI_REQUEST_NULL;
+    const auto start = clock::now();
+    for (int done = 0;;) {
+      {
+        auto held = enter();
+        const bool began = barrier != MPI_REQUEST_NULL;
+        if (!began && MPI_Ibarrier(comm_, &barrier) != MPI_SUCCESS) return false;
+        if (MPI_Test(&barrier, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
+      }
+      if (done) return true;
+      const auto now = clock::now();
+      if (look(now) || now - start > (std::min<clock::duration>)(deadline_, std::chrono::seconds(1))) return false;
+      rest(now - start);
+    }
+  }
+
+  bool mark(int culprit, const std::string& text) {
+    std::lock_guard lock(mutex_);
+    if (failed() >= 0) return false;
+    text_ = text;
+    failed_.store(culprit, std::memory_order_release);
+    return true;
+  }
+
+  MPI_Comm comm_ = MPI_COMM_NULL;
+  int rank_ = 0, size_ = 1, highest_tag_ = 32767;
+  std::chrono::nanoseconds deadline_;
+  std::size_t piece_;
+  thread_level level_ = thread_level::single;
+  std::string host_;
+  int unwinding_;
+  bool finalises_ = false;
+  std::atomic<int> channels_{0}, failed_{-1};
+  std::atomic<clock::rep> next_look_{0};
+  std::mutex mpi_, listen_;
+  mutable std::mutex mutex_;
+  std::string text_;
+  std::vector<char> note_;
+};
+
+// What stands before every message.
+struct label {
+  header head;
+  std::uint64_t bytes;
+};
+static_assert(sizeof(label) == 24);
+
+// A unit of memory for messages, so that what is inside them is aligned.
+struct alignas(64) line {
+  std::byte bytes[64];
+};
+}  // namespace detail
+
+}  // namespace mpi
+}  // namespace v0
+}  // namespace heddle

@@ -1,0 +1,116 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <heddle/comm/detail/mpi_rounds.hpp>
+
+namespace heddle {
+inline namespace v0 {
+namespace mpi {
+
+/// @brief A rank of an MPI communicator, which it borrows: it works on a duplicate.
+///
+/// A message of up to 4,000 bytes travels behind its header. Of a longer one the header comes first; when it has come,
+/// the receiver posts its buffer and calls for the rest, and only then does the sender hand its own buffer to MPI. So
+/// MPI holds memory of the caller only while both ranks are in the call. When it fails on one of them, the sender says
+/// which messages it has begun; these arrive, and the receiver withdraws its buffers for the others: nothing is read or
+/// written after the call has thrown. If a peer doesn't do its part within another deadline (its process is stopped),
+/// MPI_Abort ends the job.
+///
+/// Waiting is polling by the calling thread, with yields and then short sleeps; there is no progress thread, since no
+/// transfer is pending outside a call, and data_parallel calls from a thread of its own.
+/// Wire:   the payload and 24 bytes per message; an empty message more for each long one.
+/// State:  the received bytes of one round that are only lent to `apply`; 4 kB per message.
+/// Sync:   every member but the getters blocks until its part is done; the constructor, as MPI_Comm_dup, without a
+/// deadline. The destructor of the last copy waits up to a second for the other ranks; if they don't come, or somebody
+/// has failed, the MPI communicator stays until MPI_Finalize.
+/// Throws: comm_error naming the rank at fault, or with MPI's text; thread_level_error.
+class communicator : private detail::rounds {
+ public:
+  /// @brief Works on a duplicate of `user`, with its error handler set to MPI_ERRORS_RETURN. Collective.
+  /// @param user An intra-communicator; not used any more afterwards. @param o Settings.
+  /// Throws: argument_error if MPI isn't running, `user` isn't an intra-communicator, or `piece` is out of range or
+  /// differs between ranks; thread_level_error.
+  explicit communicator(MPI_Comm user, const options& o = {})
+      : communicator(std::make_shared<detail::session>(user, o, false)) {}
+
+  using rounds::rank;
+  using rounds::size;
+  /// Number of the next call.
+  std::uint16_t next_sequence() noexcept { return sequence_++; }
+  /// Name of the machine that this rank runs on, as MPI knows it.
+  const std::string& host() const noexcept { return session_->host(); }
+
+  /// @brief Makes every pending and later call of every rank throw comm_error naming this rank and `text`. Others hear
+  /// of it while they wait, or in their next call.
+  void fail(const std::string& text) { session_->fail(rank(), text); }
+
+  /// @brief A second communicator of the same ranks, for another thread. Collective; it makes no MPI communicator.
+  communicator duplicate() {
+    int number = rank() == 0 ? session_->give_channel() : 0;
+    const header h{.kind = operation_kind::control, .count = 1};
+    std::vector<outgoing> out;
+    std::vector<incoming> in;
+    for (int r = 1; r < size() && rank() == 0; ++r) out.push_back({r, &number, sizeof number, 1});
+    if (rank() != 0) in.push_back({0, &number, sizeof number});
+    exchange(h, out, in, [](std::span<const arrival>) {});
+    return {session_, number};
+  }
+
+  /// @brief One round; see the communicator concept.
+  template <class Apply>
+  void exchange(const header& h, std::span<const outgoing> out, std::span<const incoming> in, Apply&& apply) {
+    run(h, out, in, std::forward<Apply>(apply));
+  }
+
+ private:
+  friend communicator world(const options& o);
+
+  explicit communicator(std::shared_ptr<detail::session> s) : rounds(s, s->give_channel()) {}
+  communicator(std::shared_ptr<detail::session> s, int channel) : rounds(std::move(s), channel) {}
+
+  std::uint16_t sequence_ = 0;
+};
+static_assert(heddle::communicator<communicator>);
+
+/// @brief All processes of the job. Initialises MPI if nobody has, and then finalises it when the communicator, its
+/// copies and duplicates are gone; MPI can't be started again afterwards.
+/// @param o Settings; MPI is asked for MPI_THREAD_MULTIPLE, and `o.level` is the least that is accepted.
+/// Throws: argument_error if MPI was finalised; thread_level_error.
+inline communicator world(const options& o = {}) {
+  if (detail::finalised()) throw argument_error("heddle::mpi::world: MPI was finalised and can't be started again");
+  const bool mine = !detail::initialised();
+  if (mine) {
+    int given = 0;
+    MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &given);
+  }
+  try {
+    auto s = std::make_shared<detail::session>(MPI_COMM_WORLD, o, mine);
+    return communicator(std::move(s));
+  } catch (...) {
+    if (mine) MPI_Finalize();
+    throw;
+  }
+}
+
+/// @brief Runs f(comm) on the rank that this process is, and tells the others if it throws.
+/// @param o Settings. @param f Called with a communicator of all processes.
+/// Throws: what f throws; what world() throws.
+template <class Function> void run(const options& o, Function&& f) {
+  communicator comm = world(o);
+  try {
+    f(comm);
+  } catch (const std::exception& e) {
+    comm.fail("rank " + std::to_string(comm.rank()) + " threw: " + e.what());
+    throw;
+  } catch (...) {
+    comm.fail("rank " + std::to_string(comm.rank()) + " threw an exception that is not a std::exception");
+    throw;
+  }
+}
+
+/// @brief run(options{}, f).
+template <class Function> void run(Function&& f) { run(options{}, std::forward<Function>(f)); }
+
+}  // namespace mpi
+}  // namespace v0
+}  // namespace heddle

@@ -1,0 +1,185 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#include <heddle/collective/all_reduce.hpp>
+#include <heddle/collective/gather.hpp>
+#include <heddle/collective/hierarchical.hpp>
+#include <heddle/collective/mixed_radix.hpp>
+#include <heddle/comm/counting.hpp>
+#include <heddle/comm/threads.hpp>
+
+#include "support.hpp"
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <type_traits>
+#include <vector>
+
+namespace {
+
+template <class T> T value(int rank, std::size_t i, std::size_t seed) {
+  std::uint64_t z = (static_cast<std::uint64_t>(rank + 1) << 40) + (seed << 20) + i;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+  const double x = static_cast<double>(z >> 33) * 0x1p-30 - 1.0;  // [-1, 1)
+  if constexpr (std::is_integral_v<T>)
+    return static_cast<T>(x * 100000.0);
+  else
+    return static_cast<T>(static_cast<float>(x));
+}
+
+template <class T> double as_double(T x) {
+  if constexpr (sizeof(T) == 2)
+    return static_cast<float>(x);
+  else
+    return static_cast<double>(x);
+}
+
+template <class T> double unit() {  // half of the distance between neighbours, relative
+  return std::is_integral_v<T> ? 0.0 : sizeof(T) == 2 ? 0x1p-11 : sizeof(T) == 4 ? 0x1p-24 : 0x1p-53;
+}
+
+struct chosen_late {  // one type for all topologies, which compiles once
+  std::function<hd::schedule(int, int, std::size_t)> make;
+  hd::schedule all_reduce(int rank, int size, std::size_t count) const { return make(rank, size, count); }
+};
+template <class Topology> chosen_late late(const Topology& t) {
+  return {[t](int rank, int size, std::size_t count) { return t.all_reduce(rank, size, count); }};
+}
+
+template <class T> std::vector<T> input(int rank, std::size_t n) {
+  std::vector<T> v(n);
+  for (std::size_t i = 0; i < n; ++i) v[i] = value<T>(rank, i, n);
+  return v;
+}
+
+// Against double precision, against rank 0's bits, and against what the same topology gives on threads.
+template <class T, class Op>
+void check(hd::mpi::communicator& comm, const char* name, const chosen_late& t, std::size_t n, const Op& op) {
+  const int p = comm.size(), me = comm.rank();
+  INFO(name << ", " << hd::name_of(hd::dtype_of<T>) << ", n " << n << ", P " << p
+            << (std::is_same_v<Op, hd::mean>  ? ", mean"
+                : std::is_same_v<Op, hd::sum> ? ", sum"
+                                              : ", max"));
+  std::vector<T> mine = input<T>(me, n), outside(n);
+  CHECK_FALSE(hd::all_reduce(comm, t, std::span<const T>(mine), std::span<T>(outside), op));
+  CHECK((n == 0 || std::memcmp(mine.data(), input<T>(me, n).data(), n * sizeof(T)) == 0));
+  CHECK_FALSE(hd::all_reduce(comm, t, std::span<T>(mine), op));
+  CHECK((n == 0 || std::memcmp(mine.data(), outside.data(), n * sizeof(T)) == 0));
+
+  bool inside = true;
+  for (std::size_t i = 0; i < n; ++i) {
+    long double sum = 0, magnitude = 0, most = -1e9L;
+    for (int r = 0; r < p; ++r) {
+      const double x = as_double(value<T>(r, i, n));
+      sum += x;
+      magnitude += std::abs(x);
+      most = std::max<long double>(most, x);
+    }
+    long double expected = sum, bound = 1.02L * (p + 1) * static_cast<long double>(unit<T>()) * magnitude;
+    if (sizeof(T) == 2) bound += p * 0x1p-24L;
+    if (std::is_same_v<Op, hd::mean>) {
+      expected = std::is_integral_v<T> ? std::trunc(sum / p) : sum / p;
+      bound /= p;
+    }
+    if (std::is_same_v<Op, hd::max>) expected = most, bound = 0;
+    inside &= std::abs(static_cast<long double>(as_double(mine[i])) - expected) <= bound;
+  }
+  CHECK(inside);
+
+  std::vector<T> first = mine;
+  hd::broadcast(comm, std::span<T>(first));
+  CHECK((n == 0 || std::memcmp(first.data(), mine.data(), n * sizeof(T)) == 0));
+
+  std::vector<T> on_threads;
+  hd::threads::run(p, [&](auto& thread) {
+    std::vector<T> data = input<T>(thread.rank(), n);
+    hd::all_reduce(thread, t, std::span<T>(data), op);
+    if (thread.rank() == 0) on_threads = data;
+  });
+  CHECK((n == 0 || std::memcmp(on_threads.data(), mine.data(), n * sizeof(T)) == 0));
+}
+
+template <class T> void check_type(hd::mpi::communicator& comm, const char* name, const chosen_late& t) {
+  const auto p = static_cast<std::size_t>(comm.size());
+  for (const std::size_t n : {std::size_t{0}, std::size_t{1}, p - 1, p, p + 1, std::size_t{17}, std::size_t{1023},
+                              std::size_t{1024}, std::size_t{1025}, std::size_t{10007}}) {
+    check<T>(comm, name, t, n, hd::sum{});
+    check<T>(comm, name, t, n, hd::mean{});
+    if (n == 1025) check<T>(comm, name, t, n, hd::max{});
+  }
+}
+
+template <class Topology>
+void check_topology(const char* name, const Topology& t, std::size_t piece = std::size_t{1} << 30) {
+  hd::mpi::options o = few();
+  o.piece = piece;
+  on_ranks(world_size(), o, [&](auto& comm) {
+    check_type<float>(comm, name, late(t));
+    check_type<double>(comm, name, late(t));
+    check_type<int>(comm, name, late(t));
+    check_type<hd::float16>(comm, name, late(t));
+  });
+}
+
+}  // namespace
+
+TEST_CASE("all_reduce over mpi: ring") { check_topology("ring", hd::ring{}); }
+TEST_CASE("all_reduce over mpi: halving_doubling") { check_topology("halving_doubling", hd::halving_doubling{}); }
+TEST_CASE("all_reduce over mpi: torus_2d") { check_topology("torus_2d", hd::torus_2d{}); }
+TEST_CASE("all_reduce over mpi: hierarchical") { check_topology("hierarchical", hd::hierarchical<>{.group = 2}); }
+TEST_CASE("all_reduce over mpi: direct") { check_topology("direct", hd::direct{}); }
+TEST_CASE("all_reduce over mpi: in pieces") { check_topology("ring in pieces", hd::ring{}, 1000); }
+
+TEST_CASE("the other collectives over mpi") {
+  on_ranks([](auto& comm) {
+    const int p = comm.size(), me = comm.rank();
+    for (const std::size_t n : {std::size_t{0}, std::size_t{1}, std::size_t{1000}, std::size_t{30011}}) {
+      INFO("n " << n);
+      std::vector<std::size_t> counts;
+      std::vector<int> expected;
+      for (int r = 0; r < p; ++r) {
+        counts.push_back(r % 2 ? n : n / 2 + 3);
+        for (std::size_t i = 0; i < counts.back(); ++i) expected.push_back(value<int>(r, i, n));
+      }
+      const std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+      std::size_t before = 0;
+      for (int r = 0; r < me; ++r) before += counts[static_cast<std::size_t>(r)];
+      std::vector<int> all(total, -1);
+      for (std::size_t i = 0; i < counts[static_cast<std::size_t>(me)]; ++i) all[before + i] = value<int>(me, i, n);
+      hd::all_gather(comm, hd::ring{}, std::span<int>(all), std::span<const std::size_t>(counts));
+      CHECK(all == expected);
+
+      std::vector<double> data = input<double>(me, total);
+      const std::span<double> block =
+          hd::reduce_scatter(comm, hd::direct{}, std::span<double>(data), std::span<const std::size_t>(counts));
+      REQUIRE(block.size() == counts[static_cast<std::size_t>(me)]);
+      double worst = 0;
+      for (std::size_t i = 0; i < block.size(); ++i) {
+        double sum = 0;
+        for (int r = 0; r < p; ++r) sum += value<double>(r, before + i, total);
+        worst = std::max(worst, std::abs(sum - block[i]));
+      }
+      CHECK(worst <= 1e-14);
+
+      for (int root = 0; root < p; ++root) {
+        std::vector<float> words = input<float>(me, n);
+        hd::broadcast(comm, std::span<float>(words), root);
+        CHECK(words == input<float>(root, n));
+      }
+      hd::barrier(comm);
+    }
+  });
+}
+
+TEST_CASE("what travels over mpi is counted") {
+  const auto p = static_cast<std::uint64_t>(world_size());
+  on_ranks([&](auto& comm) {
+    hd::counting counted(comm);
+    std::vector<float> data(1000 * p, 1.0f);
+    hd::all_reduce(counted, hd::ring{}, std::span<float>(data), hd::mean{});
+    CHECK(counted.sent().bytes == 2 * (p - 1) * 1000 * sizeof(float));
+  });
+}

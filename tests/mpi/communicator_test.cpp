@@ -1,0 +1,428 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#include <heddle/collective/all_reduce.hpp>
+#include <heddle/collective/gather.hpp>
+#include <heddle/collective/mixed_radix.hpp>
+#include <heddle/comm/counting.hpp>
+#include <heddle/comm/throttled.hpp>
+
+#include "../comm/conformance.hpp"
+#include "support.hpp"
+
+#include <numeric>
+#include <thread>
+#include <vector>
+
+using heddle_test::conforms_to_communicator;
+
+namespace {
+
+hd::mpi::options in_pieces(std::size_t piece, std::chrono::nanoseconds deadline = 2s) {
+  hd::mpi::options o = few(deadline);
+  o.piece = piece;
+  return o;
+}
+
+std::vector<int> parts() {  // numbers of ranks to try: some processes look on
+  const int n = world_size();
+  return n > 2 ? std::vector<int>{1, 2, n} : n == 2 ? std::vector<int>{1, 2} : std::vector<int>{1};
+}
+
+template <class T> std::vector<T> filled(std::size_t n, int rank) {
+  std::vector<T> v(n);
+  for (std::size_t i = 0; i < n; ++i) v[i] = static_cast<T>(i % 1000) + static_cast<T>(rank * 7);
+  return v;
+}
+
+struct boom : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// A ring shift of n words.
+template <class Comm> std::vector<int> shift(Comm& comm, std::size_t n, hd::header h = {}) {
+  const int p = comm.size();
+  std::vector<int> mine = filled<int>(n, comm.rank()), theirs(n, -1);
+  const hd::outgoing out{(comm.rank() + 1) % p, mine.data(), n * sizeof(int), 1};
+  const hd::incoming in{(comm.rank() + p - 1) % p, theirs.data(), n * sizeof(int)};
+  comm.exchange(h, std::span(&out, 1), std::span(&in, 1), [](std::span<const hd::arrival>) {});
+  return theirs;
+}
+
+}  // namespace
+
+TEST_CASE("mpi conforms", "[threads]") {
+  conforms_to_communicator(parts(), [](int ranks, auto f) { on_ranks(ranks, few(), f); });
+}
+
+TEST_CASE("mpi in small pieces conforms", "[threads]") {
+  for (const std::size_t piece : {std::size_t{701}, std::size_t{4001}}) {
+    INFO("pieces of " << piece);
+    conforms_to_communicator({world_size()}, [&](int ranks, auto f) { on_ranks(ranks, in_pieces(piece), f); });
+  }
+}
+
+TEST_CASE("wrappers of mpi conform", "[threads]") {
+  conforms_to_communicator({world_size()}, [](int ranks, auto f) {
+    on_ranks(ranks, few(), [&](auto& comm) {
+      hd::counting<hd::throttled<hd::mpi::communicator>> both(
+          hd::throttled(comm, hd::link_cost{.alpha = 1e-6, .beta = 1e-10}));
+      f(both);
+    });
+  });
+}
+
+TEST_CASE("messages of any length arrive, split and whole") {
+  const int p = world_size();
+  if (p == 1) return;
+  for (const std::size_t piece : {std::size_t{1}, std::size_t{64}, std::size_t{4096}, std::size_t{1} << 30}) {
+    on_ranks(p, in_pieces(piece, 20s), [&](auto& comm) {
+      for (const std::size_t n : {0u, 1u, 15u, 16u, 17u, 999u, 1000u, 1001u, 1024u, 1025u, 10007u, 300000u}) {
+        if (n > 100 * piece) continue;
+        INFO(n << " words in pieces of " << piece << " bytes");
+        CHECK(shift(comm, n) == filled<int>(n, (comm.rank() + p - 1) % p));
+      }
+    });
+  }
+}
+
+TEST_CASE("pieces must be cut alike") {
+  for (const std::size_t piece : {std::size_t{0}, std::size_t{1} << 31}) {
+    CHECK_THROWS_AS(hd::mpi::communicator(MPI_COMM_WORLD, in_pieces(piece)), hd::argument_error);
+  }
+  if (world_size() == 1) return;
+  CHECK_THROWS_AS(hd::mpi::communicator(MPI_COMM_WORLD, in_pieces(world_rank() == 0 ? 10 : 11)), hd::argument_error);
+}
+
+TEST_CASE("ranks in other calls are named on both sides") {
+  const int p = world_size();
+  if (p == 1) return;
+  const int odd_one = p - 1;
+  const auto differ = [&](const char* name, const auto& usual, const auto& odd) {
+    INFO("another " << name);
+    const ended e = outcome(p, few(), [&](auto& comm) {
+      if (comm.rank() == odd_one)
+        odd(comm);
+      else
+        usual(comm);
+      hd::barrier(comm);
+    });
+    INFO(e.text);
+    CHECK(e.error);
+    CHECK(has(e.text, "calls differ: rank "));
+    CHECK(has(e.text, "rank " + std::to_string(odd_one) + " is in "));
+  };
+  const auto reduce = [](auto zero, std::size_t n, auto op) {
+    return [=](auto& comm) {
+      std::vector<decltype(zero)> data(n, zero);
+      hd::all_reduce(comm, hd::ring{}, std::span<decltype(zero)>(data), op);
+    };
+  };
+  for (const std::size_t n : {std::size_t{60}, std::size_t{600000}}) {  // behind the header, and called for
+    const auto usual = reduce(1.0f, n, hd::sum{});
+    differ("count", usual, reduce(1.0f, n + 120, hd::sum{}));
+    differ("count by far", usual, reduce(1.0f, n == 60 ? 600000 : 60, hd::sum{}));
+    differ("type of the same size", usual, reduce(1, n, hd::sum{}));
+    differ("type of another size", usual, reduce(1.0, n, hd::sum{}));
+    differ("operation", usual, reduce(1.0f, n, hd::max{}));
+    differ("order", usual, [&](auto& comm) {
+      comm.next_sequence();
+      usual(comm);
+    });
+  }
+}
+
+TEST_CASE("a rank that throws is named by every other rank's pending call") {
+  const int p = world_size();
+  for (int guilty = 0; guilty < p; ++guilty) {
+    for (const std::size_t n : {std::size_t{100}, std::size_t{500000}}) {
+      const ended e = outcome(p, few(20s), [&](auto& comm) {
+        hd::barrier(comm);
+        if (comm.rank() == guilty) throw boom("the disk is full");
+        std::vector<float> data(n);
+        hd::all_reduce(comm, hd::ring{}, std::span<float>(data));
+        hd::barrier(comm);
+      });
+      INFO("rank " << guilty << " throws, n " << n << ": " << e.text);
+      if (world_rank() == guilty) {
+        CHECK(e.other);
+        continue;
+      }
+      REQUIRE(e.error);
+      CHECK(e.error->peer() == guilty);
+      CHECK(e.error->rank() == world_rank());
+      CHECK((e.error->operation() == "all_reduce" || e.error->operation() == "barrier"));
+      CHECK(has(e.text, "the disk is full"));
+    }
+  }
+}
+
+TEST_CASE("a rank may throw inside a call while its buffers are on the way") {
+  const int p = world_size();
+  if (p == 1) return;
+  for (int guilty = 0; guilty < p; ++guilty) {
+    for (const std::size_t piece : {std::size_t{1000}, std::size_t{1} << 30}) {
+      for (int at = 0; at < 4; ++at) {
+        std::vector<int> shared(200000, -1);
+        const ended e = outcome(p, in_pieces(piece, 20s), [&](auto& comm) {
+          std::vector<int> mine = filled<int>(shared.size(), comm.rank());  // goes away with the exception
+          for (int round = 0; round < 4; ++round) {
+            std::vector<hd::outgoing> out;
+            std::vector<hd::incoming> in;
+            for (int step = 1; step < p; ++step) {
+              out.push_back({(comm.rank() + step) % p, mine.data(), mine.size() * 4, 1});
+              in.push_back({(comm.rank() + step) % p, step == 1 ? shared.data() : nullptr, mine.size() * 4});
+            }
+            comm.exchange({.round = static_cast<std::uint8_t>(round)}, out, in, [&](std::span<const hd::arrival>) {
+              if (comm.rank() == guilty && round == at) throw boom("in apply");
+            });
+          }
+        });
+        INFO("rank " << guilty << " throws in round " << at << ": " << e.text);
+        const std::vector<int> after(shared.size(), -2);
+        shared = after;
+        if (world_rank() == guilty) {
+          CHECK(e.other);
+        } else if (at < 3) {
+          CHECK(e.error);
+          CHECK(has(e.text, "in apply"));
+        }
+        // Messages go on arriving, but not in memory that was given back.
+        for (int k = 0; k < 100; ++k) {
+          int found = 0;
+          MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &found, MPI_STATUS_IGNORE);
+        }
+        CHECK(shared == after);
+      }
+    }
+  }
+}
+
+TEST_CASE("the deadline names operation, rank and peer") {
+  const int p = world_size();
+  if (p == 1) return;
+  const int absent = p - 1;
+  for (const std::size_t n : {std::size_t{10}, std::size_t{100000}}) {
+    for (const bool sends : {false, true}) {
+      if (sends && n == 10) continue;  // a short message needs nobody to take it
+      const ended e = outcome(p, few(200ms), [&](auto& comm) {
+        if (comm.rank() == absent) {
+          std::this_thread::sleep_for(600ms);
+          hd::barrier(comm);
+          return;
+        }
+        std::vector<int> words(n, 3);
+        const hd::header h{.kind = hd::operation_kind::all_gather, .count = n};
+        const hd::outgoing out{absent, words.data(), n * 4, 1};
+        const hd::incoming in{absent, words.data(), n * 4};
+        if (sends)
+          comm.exchange(h, std::span(&out, 1), {}, [](std::span<const hd::arrival>) {});
+        else
+          comm.exchange(h, {}, std::span(&in, 1), [](std::span<const hd::arrival>) {});
+      });
+      INFO((sends ? "sending " : "receiving ") << n << ": " << e.text);
+      CHECK(e.error);
+      CHECK(has(e.text, "rank " + std::to_string(absent) + " did not reach all_gather"));
+      CHECK(has(e.text, "within 200 ms"));
+      if (!e.error) continue;
+      CHECK(e.error->rank() == world_rank());
+      CHECK(e.error->peer() == absent);
+      if (world_rank() != absent) CHECK(e.error->operation() == "all_gather");
+    }
+  }
+}
+
+TEST_CASE("a slow message isn't late while it moves") {
+  const int p = world_size();
+  if (p == 1) return;
+  on_ranks(p, few(300ms), [&](auto& comm) {
+    for (int k = 0; k < 4; ++k) {
+      std::this_thread::sleep_for(comm.rank() == 0 ? 150ms : 0ms);
+      CHECK(shift(comm, 100000) == filled<int>(100000, (comm.rank() + p - 1) % p));
+    }
+  });
+}
+
+TEST_CASE("a failure on one thread of a rank wakes the peers of its other threads", "[threads]") {
+  const int p = world_size();
+  if (p == 1) return;
+  const ended e = outcome(p, few(20s), [&](auto& comm) {
+    auto second = comm.duplicate();
+    std::exception_ptr thrown;
+    std::thread other([&] {
+      try {
+        for (int k = 0; k < 100000000; ++k) hd::barrier(second);
+      } catch (const hd::comm_error&) {
+        thrown = std::current_exception();
+      }
+    });
+    if (comm.rank() == 1) comm.fail("given up");
+    other.join();
+    if (thrown) std::rethrow_exception(thrown);
+  });
+  CHECK(e.error);
+  if (e.error) CHECK(e.error->peer() == 1);
+}
+
+TEST_CASE("a peer that isn't another rank is an argument error") {
+  for (const int peer : {-1, world_rank(), world_size()}) {
+    const ended e = outcome(world_size(), few(), [&](auto& comm) {
+      int word = 0;
+      const hd::incoming in{peer, &word, 4};
+      comm.exchange({}, {}, std::span(&in, 1), [](std::span<const hd::arrival>) {});
+    });
+    CHECK((e.other || e.error));  // one's own, or another's that came first
+  }
+}
+
+TEST_CASE("a communicator leaves the user's alone") {
+  const int p = world_size(), me = world_rank();
+  MPI_Comm mine = MPI_COMM_NULL;
+  MPI_Comm_dup(MPI_COMM_WORLD, &mine);
+  MPI_Comm_set_errhandler(mine, MPI_ERRORS_ARE_FATAL);
+  std::vector<int> received(static_cast<std::size_t>(p), -1);
+  std::vector<MPI_Request> requests;
+  for (int r = 0; r < p; ++r) {  // receives of the user that would take any message
+    MPI_Irecv(&received[static_cast<std::size_t>(r)], 1, MPI_INT, MPI_ANY_SOURCE, MPI_ANY_TAG, mine,
+              &requests.emplace_back());
+  }
+  {
+    hd::mpi::communicator comm(mine, few());
+    CHECK(comm.host() != "");
+    auto second = comm.duplicate();
+    std::vector<float> data(5000, 1.0f);
+    hd::all_reduce(comm, hd::ring{}, std::span<float>(data));
+    hd::all_reduce(second, hd::direct{}, std::span<float>(data));
+    CHECK(data == std::vector<float>(5000, static_cast<float>(p) * static_cast<float>(p)));
+  }
+  for (int r = 0; r < p; ++r) MPI_Send(&me, 1, MPI_INT, r, 7, mine);
+  MPI_Waitall(static_cast<int>(requests.size()), requests.data(), MPI_STATUSES_IGNORE);
+  std::sort(received.begin(), received.end());
+  std::vector<int> everybody(static_cast<std::size_t>(p));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  CHECK(received == everybody);
+  MPI_Errhandler handler = MPI_ERRHANDLER_NULL;
+  MPI_Comm_get_errhandler(mine, &handler);
+  CHECK(handler == MPI_ERRORS_ARE_FATAL);
+  MPI_Comm_free(&mine);
+}
+
+TEST_CASE("ranks of a sub-communicator are numbered as MPI numbers them") {
+  const int p = world_size(), me = world_rank();
+  MPI_Comm half = MPI_COMM_NULL;
+  MPI_Comm_split(MPI_COMM_WORLD, me % 2, -me, &half);  // odd and even, in descending order
+  {
+    hd::mpi::communicator comm(half, few());
+    const int members = (p + 1 - me % 2) / 2;
+    CHECK(comm.size() == members);
+    CHECK(comm.rank() == (members - 1) - me / 2);
+    std::vector<int> ranks(static_cast<std::size_t>(members));
+    hd::all_gather(comm, hd::ring{}, std::span<const int>(&me, 1), std::span<int>(ranks));
+    for (int r = 0; r < members; ++r) CHECK(ranks[static_cast<std::size_t>(r)] == 2 * (members - 1 - r) + me % 2);
+  }
+  MPI_Comm_free(&half);
+}
+
+TEST_CASE("what isn't an intra-communicator is an argument error") {
+  CHECK_THROWS_AS(hd::mpi::communicator(MPI_COMM_NULL, few()), hd::argument_error);
+  if (world_size() == 1) return;
+  MPI_Comm half = MPI_COMM_NULL, between = MPI_COMM_NULL;
+  const int side = world_rank() > 0;
+  MPI_Comm_split(MPI_COMM_WORLD, side, 0, &half);
+  MPI_Intercomm_create(half, 0, MPI_COMM_WORLD, side ? 0 : 1, 5, &between);
+  CHECK_THROWS_AS(hd::mpi::communicator(between, few()), hd::argument_error);
+  MPI_Comm_free(&between);
+  MPI_Comm_free(&half);
+}
+
+TEST_CASE("a level that is too low is refused by name") {
+  int given = 0;
+  MPI_Query_thread(&given);
+  for (const auto wanted : {hd::mpi::thread_level::single, hd::mpi::thread_level::funneled,
+                            hd::mpi::thread_level::serialized, hd::mpi::thread_level::multiple}) {
+    hd::mpi::options o = few();
+    o.level = wanted;
+    try {
+      hd::mpi::communicator comm(MPI_COMM_WORLD, o);
+      hd::mpi::communicator again = hd::mpi::world(o);  // MPI runs already: not initialised, not finalised
+      CHECK(static_cast<int>(wanted) <= given);
+    } catch (const hd::mpi::thread_level_error& e) {
+      CHECK(static_cast<int>(wanted) > given);
+      CHECK(static_cast<int>(e.given()) == given);
+      CHECK(e.needed() == wanted);
+      CHECK(has(e.what(), std::string("MPI gives ") + name_of(e.given())));
+      CHECK(has(e.what(), std::string("needs ") + name_of(wanted)));
+    }
+  }
+  CHECK_FALSE(hd::mpi::detail::finalised());
+}
+
+TEST_CASE("below serialized, another thread is refused by name") {
+  int given = 0;
+  MPI_Query_thread(&given);
+  if (given >= MPI_THREAD_SERIALIZED) return;
+  on_ranks([&](auto& comm) {
+    std::string text;
+    std::thread([&] {
+      try {
+        hd::barrier(comm);
+        comm.exchange({}, {}, {}, [](std::span<const hd::arrival>) {});
+      } catch (const hd::mpi::thread_level_error& e) {
+        text = e.what();
+      }
+    }).join();
+    CHECK(has(text, "needs MPI_THREAD_SERIALIZED"));
+    CHECK(has(text, name_of(static_cast<hd::mpi::thread_level>(given))));
+    hd::barrier(comm);  // nothing has happened
+  });
+}
+
+TEST_CASE("an error of MPI is reported in its words") {
+  const hd::mpi::detail::session s(MPI_COMM_WORLD, few(), false);
+  char text[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  MPI_Error_string(MPI_ERR_TRUNCATE, text, &length);
+  s.check(MPI_SUCCESS, "MPI_Irecv");
+  try {
+    s.check(MPI_ERR_TRUNCATE, "MPI_Irecv", "all_reduce", 3);
+    FAIL_CHECK("no error");
+  } catch (const hd::comm_error& e) {
+    CHECK(e.operation() == "all_reduce");
+    CHECK(e.rank() == world_rank());
+    CHECK(e.peer() == 3);
+    CHECK(has(e.what(), std::string("MPI_Irecv: ") + text));
+  }
+}
+
+TEST_CASE("run tells the others what a rank threw") {
+  const int p = world_size();
+  std::string text;
+  try {
+    hd::mpi::options o = few(20s);
+    hd::mpi::run(o, [&](auto& comm) {
+      if (comm.rank() == 0) throw boom("no data");
+      hd::barrier(comm);
+    });
+  } catch (const std::exception& e) {
+    text = e.what();
+  }
+  if (world_rank() == 0)
+    CHECK(text == "no data");
+  else
+    CHECK(has(text, "rank 0 threw: no data"));
+  CHECK(p == world_size());
+}
+
+TEST_CASE("a communicator that goes away by an exception tells the others") {
+  std::string text;
+  try {
+    hd::mpi::communicator comm(MPI_COMM_WORLD, few(20s));
+    if (comm.rank() == 0) throw boom("not caught in time");
+    hd::barrier(comm);
+  } catch (const std::exception& e) {
+    text = e.what();
+  }
+  if (world_rank() == 0)
+    CHECK(text == "not caught in time");
+  else
+    CHECK(has(text, "rank 0 left by an exception"));
+}

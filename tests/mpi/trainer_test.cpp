@@ -1,0 +1,136 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#include "../trainer/support.hpp"
+
+#include "support.hpp"
+
+namespace {
+
+// Parameters after training on this rank, and on each rank of as many threads: the same bits.
+template <class Plan, class Rule> void same_as_threads(const char* name, const Plan& plan, const Rule& rule) {
+  INFO(name);
+  const int p = world_size();
+  const std::size_t steps = 12;
+  const auto expected = train(plan, rule, p, steps, 0.05f);
+  hd::report done;
+  on_ranks(p, few(20s), [&](auto& comm) {
+    quadratic m;
+    hd::data_parallel dp{plan, comm, m.tensors(), rule};
+    for (std::size_t s = 0; s < steps; ++s) train_step(dp, m, first_sample(s, comm.rank(), p, 2), 2, 0.05f);
+    dp.join();
+    CHECK(m.w == expected[static_cast<std::size_t>(comm.rank())]);
+    CHECK(quadratic::loss(m.w) < quadratic::loss(std::vector<float>(quadratic::count, 0.5f)));
+    done = dp.report();
+  });
+  CHECK(done.steps == steps);
+}
+
+}  // namespace
+
+TEST_CASE("data_parallel over mpi trains bit for bit as on threads", "[threads]") {
+  same_as_threads("ring, sgd", hd::strategy{.topology = hd::ring{}}, hd::sgd{.momentum = 0.9f});
+  same_as_threads(
+      "hierarchical, float16, adamw",
+      hd::strategy{.topology = hd::hierarchical{hd::ring{}, hd::ring{}}, .compressor = hd::cast<hd::float16>{}},
+      hd::adamw{});
+  same_as_threads("direct, dgc",
+                  hd::strategy{.topology = hd::direct{}, .compressor = hd::dgc{.sparsity = 0.9, .dense_below = 500}},
+                  hd::sgd{.momentum = 0.9f});
+  same_as_threads("local_sgd", hd::strategy{.topology = hd::halving_doubling{}, .mode = hd::local_sgd{.period = 4}},
+                  hd::sgd{});
+}
+
+TEST_CASE("data_parallel over mpi through wrappers", "[threads]") {
+  const auto plan = hd::strategy{.topology = hd::ring{}};
+  const int p = world_size();
+  const auto expected = train(plan, hd::sgd{}, p, 5, 0.05f);
+  on_ranks(p, few(20s), [&](auto& comm) {
+    hd::counting<hd::throttled<hd::mpi::communicator>> slow(hd::throttled(comm, hd::link_cost{.alpha = 1e-5}));
+    quadratic m;
+    hd::data_parallel dp{plan, slow, m.tensors(), hd::sgd{}};
+    for (std::size_t s = 0; s < 5; ++s) train_step(dp, m, first_sample(s, comm.rank(), p, 2), 2, 0.05f);
+    CHECK(m.w == expected[static_cast<std::size_t>(comm.rank())]);
+  });
+}
+
+TEST_CASE("a rank that leaves its training loop by an exception ends the others'", "[threads]") {
+  const int p = world_size();
+  const ended e = outcome(p, few(20s), [&](auto& comm) {
+    quadratic m;
+    hd::data_parallel dp{hd::strategy{.topology = hd::ring{}}, comm, m.tensors(), hd::sgd{}};
+    for (std::size_t s = 0; s < 20; ++s) {
+      if (comm.rank() == p - 1 && s == 3) throw std::runtime_error("no such batch");
+      train_step(dp, m, first_sample(s, comm.rank(), p, 2), 2, 0.05f);
+    }
+  });
+  INFO(e.text);
+  if (world_rank() == p - 1) {
+    CHECK(e.text == "no such batch");
+  } else {
+    REQUIRE(e.error);
+    CHECK(e.error->peer() == p - 1);
+    CHECK(has(e.text, "left its training loop by an exception"));
+  }
+}
+
+TEST_CASE("a checkpoint written over mpi is read on threads", "[threads]") {
+  const int p = world_size();
+  const auto plan = hd::strategy{.topology = hd::ring{}};
+  const hd::sgd rule{.momentum = 0.9f};
+  const auto expected = train(plan, rule, p, 8, 0.05f);
+  char path[] = "/tmp/heddle-mpi-XXXXXX";
+  on_ranks(p, few(20s), [&](auto& comm) {
+    std::string text;
+    if (comm.rank() == 0) text = ::mkdtemp(path);
+    hd::broadcast(comm, std::span<char>(path));
+    quadratic m;
+    hd::data_parallel dp{plan, comm, m.tensors(), rule};
+    for (std::size_t s = 0; s < 4; ++s) train_step(dp, m, first_sample(s, comm.rank(), p, 2), 2, 0.05f);
+    dp.save(path);
+    if (comm.rank() == 0) {
+      hd::threads::run(p, [&](auto& thread) {
+        quadratic again;
+        hd::data_parallel next{plan, thread, again.tensors(), rule};
+        next.load(path);
+        for (std::size_t s = 4; s < 8; ++s) train_step(next, again, first_sample(s, thread.rank(), p, 2), 2, 0.05f);
+        RANK_CHECK(again.w == expected[static_cast<std::size_t>(thread.rank())]);
+      });
+      [[maybe_unused]] const int rc = std::system((std::string("rm -rf '") + path + "'").c_str());
+    }
+  });
+}
+
+TEST_CASE("data_parallel is refused by name where only one thread may call MPI") {
+  int given = 0;
+  MPI_Query_thread(&given);
+  const int p = world_size();
+  if (given >= MPI_THREAD_SERIALIZED || p == 1) return;
+  const ended e = outcome(p, few(20s), [&](auto& comm) {
+    quadratic m;
+    hd::data_parallel dp{hd::strategy{.topology = hd::ring{}}, comm, m.tensors(), hd::sgd{}};
+    train_step(dp, m, 0, 2, 0.05f);
+  });
+  INFO(e.text);
+  CHECK(has(e.text, std::string("MPI gives ") + name_of(static_cast<hd::mpi::thread_level>(given))));
+  CHECK(has(e.text, "needs MPI_THREAD_SERIALIZED"));
+}
+
+// example-begin train
+void train_over_mpi(std::size_t steps) {
+  hd::mpi::run([&](auto& comm) {  // initialises MPI if the program hasn't, and then finalises it
+    quadratic model;
+    hd::data_parallel dp{hd::strategy{.topology = hd::ring{}}, comm, model.tensors(), hd::sgd{.momentum = 0.9f}};
+    for (std::size_t s = 0; s < steps; ++s) {
+      quadratic::gradient(model.w.data(), model.g.data(), first_sample(s, comm.rank(), comm.size(), 2), 2);
+      for (std::size_t i = model.sizes.size(); i-- > 0;) dp.ready(i);
+      dp.step({.lr = 0.02f});
+    }
+    if (comm.rank() == 0) std::printf("loss %.3f, trained on %s\n", quadratic::loss(model.w), comm.host().c_str());
+  });
+}
+// example-end
+
+TEST_CASE("the program of docs/comm.md trains", "[threads]") {
+  train_over_mpi(20);
+  SUCCEED();
+}
