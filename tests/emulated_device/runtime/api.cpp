@@ -107,7 +107,7 @@ cudaError_t launch(const void* kernel, const cudaLaunchConfig_t& config, std::si
   if (code != cudaSuccess) return c.end(code);
   if (c.m.launches_until_failure && --c.m.launches_until_failure == 0) return c.end(c.m.launch_failure);
   grid g{name_of_kernel(kernel),    config.gridDim, config.blockDim, config.dynamicSmemBytes, c.m.random.next(),
-         static_cast<unsigned>(s->id)};
+         static_cast<unsigned>(s->id), c.m.with.patience};
   queue_grid(c.m, s, std::move(g), std::move(body));
   return c.end(cudaSuccess);
 }
@@ -119,7 +119,7 @@ cudaError_t enqueue(cudaStream_t stream, const char* name, std::function<void()>
   const auto s = c.m.find(stream);
   if (!s) return c.end(cudaErrorInvalidResourceHandle);
   if (c.m.launches_until_failure && --c.m.launches_until_failure == 0) return c.end(c.m.launch_failure);
-  grid g{name, dim3(1), dim3(1), 0, c.m.random.next(), static_cast<unsigned>(s->id)};
+  grid g{name, dim3(1), dim3(1), 0, c.m.random.next(), static_cast<unsigned>(s->id), c.m.with.patience};
   queue_grid(c.m, s, std::move(g), std::move(body));
   return c.end(cudaSuccess);
 }

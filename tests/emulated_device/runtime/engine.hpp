@@ -25,6 +25,7 @@ struct grid {
   std::size_t dynamic_shared = 0;
   std::uint64_t seed = 0;
   unsigned stream = 0;  // threads of different streams share no ThreadSanitizer context
+  std::uint64_t patience = 0;  // steps without a thread that ends, until the grid is given up
 };
 
 // Calls `body` once per device thread. Returns what went wrong, if anything; the rest of the grid is given up then.
