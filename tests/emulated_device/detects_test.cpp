@@ -333,6 +333,28 @@ TEST_CASE("emulated: a fault ends the kernel, and the device returns it until it
   cudaFree(p);
 }
 
+TEST_CASE("emulated: who waits for a stream of another device gets that device's fault") {
+  int* p = zeros<int>(1);
+  REQUIRE(cudaSetDevice(1) == cudaSuccess);
+  cudaStream_t other;
+  cudaEvent_t event;
+  REQUIRE(cudaStreamCreate(&other) == cudaSuccess);
+  REQUIRE(cudaEventCreate(&event) == cudaSuccess);
+  CHECK(launch({1, 32, 0, other}, traps, p) == cudaSuccess);
+  CHECK(cudaEventRecord(event, other) == cudaSuccess);
+  REQUIRE(cudaSetDevice(0) == cudaSuccess);
+  CHECK(cudaStreamSynchronize(other) == cudaErrorLaunchFailure);
+  CHECK(cudaStreamQuery(other) == cudaErrorLaunchFailure);
+  CHECK(cudaEventSynchronize(event) == cudaErrorLaunchFailure);
+  CHECK(cudaEventQuery(event) == cudaErrorLaunchFailure);
+  CHECK(cudaGetLastError() == cudaErrorLaunchFailure);
+  CHECK(cudaDeviceSynchronize() == cudaSuccess);
+  emulated::clear_faults();
+  cudaEventDestroy(event);
+  cudaStreamDestroy(other);
+  cudaFree(p);
+}
+
 TEST_CASE("emulated: a block that never ends is given up") {
   emulated::options with = emulated::current();
   with.patience = 10'000;

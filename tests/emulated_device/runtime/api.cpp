@@ -354,7 +354,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   if (!machine::reached(machine::end_of(s)) && c.m.random.coin()) c.m.wait_for({s, s->run + 1});
   if (!machine::reached(machine::end_of(s))) return c.end(cudaErrorNotReady);
   c.m.wait_for(machine::end_of(s));
-  return c.end(c.start());
+  return c.end(c.state(s->device));
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
@@ -365,7 +365,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (!s) return c.end(cudaErrorInvalidResourceHandle);
   // The legacy default stream stands for the blocking streams too: what is pushed to it waits for them.
   c.m.wait_for(s == own_device(c.m).legacy ? c.m.push(s, "synchronize", [] {}) : machine::end_of(s));
-  return c.end(c.start());
+  return c.end(c.state(s->device));
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
@@ -502,7 +502,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   if (!event->last->done && c.m.random.coin()) c.m.wait_for({at.of, at.of->run + 1});
   if (!event->last->done) return c.end(cudaErrorNotReady);
   c.m.wait_for(at);
-  return c.end(c.start());
+  return c.end(c.state(event->device));
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
@@ -511,7 +511,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   if (code != cudaSuccess) return c.end(code);
   if (!c.m.events.count(event)) return c.end(cudaErrorInvalidResourceHandle);
   if (event->last) c.m.wait_for(event->last->at);
-  return c.end(c.start());
+  return c.end(c.state(event->device));
 }
 
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {

@@ -418,7 +418,7 @@ call::~call() {
 cudaError_t call::start() const {
   if (m.in_item) return cudaErrorNotPermitted;
   if (m.devices.empty()) return cudaErrorNoDevice;
-  return m.devices[static_cast<std::size_t>(me().device)].broken;
+  return state(me().device);
 }
 
 cudaError_t call::end(cudaError_t code) {

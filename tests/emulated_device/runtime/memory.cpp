@@ -77,14 +77,14 @@ cudaError_t copy(const rectangle& r, cudaMemcpyKind kind, cudaStream_t handle, b
     c.m.push(s, "copy", [r, staged] {
       rectangle{r.to, r.to_pitch, staged->data(), r.width, r.width, r.height}.run();
     });
-    return c.end(c.start());
+    return c.end(c.state(s->device));
   }
   const point p = c.m.push(s, "copy", [r] { r.run(); });
   // A copy inside of the host always waits, one inside of a device needn't; asynchronous ones of pageable memory may.
   const bool inside_host = !to_device && !from_device, inside_device = to_device && from_device;
   if (inside_host || (wait && !inside_device) || ((wait || pages) && c.m.random.coin())) {
     c.m.wait_for(p);
-    code = c.start();
+    code = c.state(s->device);
   }
   return c.end(code);
 }
@@ -106,7 +106,7 @@ cudaError_t set(void* to, std::size_t pitch, int value, std::size_t width, std::
   });
   // CUDA's plain memset of device memory doesn't wait for it either.
   if (wait && !on_device(c.m.find(to))) c.m.wait_for(p);
-  return c.end(c.start());
+  return c.end(c.state(s->device));
 }
 
 cudaError_t allocate_in_order(void** pointer, std::size_t bytes, cudaMemPool_t pool, cudaStream_t handle) {
