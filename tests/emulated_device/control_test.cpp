@@ -168,6 +168,24 @@ TEST_CASE("emulated: any number of devices, also none") {
   CHECK(can == 0);
 }
 
+TEST_CASE("emulated: handles of pools that are gone, or never were, are refused") {
+  cudaMemPoolProps like{};
+  like.allocType = cudaMemAllocationTypePinned;
+  like.location = {cudaMemLocationTypeDevice, 0};
+  cudaMemPool_t pool = nullptr;
+  REQUIRE(cudaMemPoolCreate(&pool, &like) == cudaSuccess);
+  REQUIRE(cudaMemPoolDestroy(pool) == cudaSuccess);
+  int number = 0;
+  void* p = nullptr;
+  for (const cudaMemPool_t wrong : {pool, reinterpret_cast<cudaMemPool_t>(&number), cudaMemPool_t{nullptr}}) {
+    CHECK(cudaMallocFromPoolAsync(&p, 4, wrong, nullptr) == cudaErrorInvalidValue);
+    CHECK(cudaMemPoolTrimTo(wrong, 0) == cudaErrorInvalidValue);
+    CHECK(cudaDeviceSetMemPool(0, wrong) == cudaErrorInvalidValue);
+    CHECK(cudaMemPoolDestroy(wrong) == cudaErrorInvalidValue);
+  }
+  CHECK(cudaGetLastError() == cudaErrorInvalidValue);
+}
+
 TEST_CASE("emulated: stream capture is refused") {
   cudaStream_t stream;
   cudaStreamCreate(&stream);

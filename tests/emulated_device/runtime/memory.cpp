@@ -5,8 +5,10 @@
 
 #include "machine.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 
 namespace emulated {
 namespace {
@@ -109,13 +111,20 @@ cudaError_t set(void* to, std::size_t pitch, int value, std::size_t width, std::
   return c.end(c.state(s->device));
 }
 
-cudaError_t allocate_in_order(void** pointer, std::size_t bytes, cudaMemPool_t pool, cudaStream_t handle) {
+bool known(machine& m, cudaMemPool_t pool) {
+  return m.pools.count(pool) || std::any_of(m.devices.begin(), m.devices.end(),
+                                            [pool](const device& d) { return pool == &d.own_pool; });
+}
+
+// Without a pool, from the current one of the stream's device.
+cudaError_t allocate_in_order(void** pointer, std::size_t bytes, std::optional<cudaMemPool_t> from, cudaStream_t handle) {
   call c;
   cudaError_t code = c.start();
   if (code != cudaSuccess) return c.end(code);
   const auto s = c.m.find(handle);
   if (!s) return c.end(cudaErrorInvalidResourceHandle);
-  if (!pool) pool = c.m.devices[static_cast<std::size_t>(s->device)].pool;
+  if (from && !known(c.m, *from)) return c.end(cudaErrorInvalidValue);
+  const cudaMemPool_t pool = from ? *from : c.m.devices[static_cast<std::size_t>(s->device)].pool;
   if (pool->most && pool->used + bytes > pool->most) return c.end(cudaErrorMemoryAllocation);
   code = c.m.allocate(pointer, bytes, memory_kind::pooled, pool->device, pool);
   if (code != cudaSuccess || !*pointer) return c.end(code);
@@ -276,7 +285,7 @@ cudaError_t cudaMemAdvise(const void* pointer, std::size_t bytes, cudaMemoryAdvi
 // ---- Stream order
 
 cudaError_t cudaMallocAsync(void** pointer, std::size_t bytes, cudaStream_t stream) {
-  return allocate_in_order(pointer, bytes, nullptr, stream);
+  return allocate_in_order(pointer, bytes, std::nullopt, stream);
 }
 cudaError_t cudaMallocFromPoolAsync(void** pointer, std::size_t bytes, cudaMemPool_t pool, cudaStream_t stream) {
   return allocate_in_order(pointer, bytes, pool, stream);
@@ -320,15 +329,6 @@ cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
   return c.end(cudaSuccess);
 }
 
-namespace {
-bool known(machine& m, cudaMemPool_t pool) {
-  if (m.pools.count(pool)) return true;
-  for (device& d : m.devices)
-    if (pool == &d.own_pool) return true;
-  return false;
-}
-}  // namespace
-
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute, void* value) {
   call c(false);
   if (!known(c.m, pool) || !value) return c.end(cudaErrorInvalidValue);
@@ -364,6 +364,7 @@ cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribut
     case cudaMemPoolAttrReservedMemCurrent: number = pool->used; break;
     case cudaMemPoolAttrUsedMemHigh:
     case cudaMemPoolAttrReservedMemHigh: number = pool->used_high; break;
+    default: return c.end(cudaErrorInvalidValue);
   }
   return c.end(cudaSuccess);
 }
