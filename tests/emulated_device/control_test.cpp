@@ -147,6 +147,21 @@ TEST_CASE("emulated: a device has as much memory as it was given") {
   static_cast<void>(cudaGetLastError());
 }
 
+TEST_CASE("emulated: sizes that don't fit in 64 bits are refused") {
+  constexpr std::size_t half = std::size_t{1} << 63;
+  void* p = nullptr;
+  std::size_t pitch = 0;
+  CHECK(cudaMallocHost(&p, half) == cudaErrorMemoryAllocation);
+  CHECK(cudaMallocPitch(&p, &pitch, ~std::size_t{0}, 1) == cudaErrorMemoryAllocation);
+  CHECK(cudaMallocPitch(&p, &pitch, 512, half) == cudaErrorMemoryAllocation);
+  char here[64] = {};
+  REQUIRE(cudaMalloc(&p, 64) == cudaSuccess);
+  CHECK(cudaMemcpy2D(p, 64, here, 64, 64, (half >> 5) + 1, cudaMemcpyHostToDevice) == cudaErrorInvalidValue);
+  CHECK(cudaMemset2D(p, 64, 0, 64, (half >> 5) + 1) == cudaErrorInvalidValue);
+  CHECK(cudaGetLastError() == cudaErrorInvalidValue);
+  cudaFree(p);
+}
+
 TEST_CASE("emulated: any number of devices, also none") {
   emulated::reset({.devices = 0});
   int count = 7;

@@ -41,6 +41,14 @@ cudaError_t check_kind(machine& m, const void* to, const void* from, cudaMemcpyK
   return cudaErrorInvalidMemcpyDirection;
 }
 
+// Bytes from the first to the last of `height` rows, neither of which is empty; too many are all that there are.
+std::size_t reach(std::size_t pitch, std::size_t width, std::size_t height) {
+  std::size_t bytes = 0;
+  if (__builtin_mul_overflow(pitch, height - 1, &bytes) || __builtin_add_overflow(bytes, width, &bytes))
+    return ~std::size_t{0};
+  return bytes;
+}
+
 // Copies of rectangles; a plain copy is one row.
 struct rectangle {
   void* to;
@@ -49,7 +57,6 @@ struct rectangle {
   std::size_t from_pitch;
   std::size_t width, height;
 
-  std::size_t reach(std::size_t pitch) const { return height == 0 || width == 0 ? 0 : pitch * (height - 1) + width; }
   void run() const {
     for (std::size_t row = 0; row < height; ++row)
       std::memcpy(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width);
@@ -66,8 +73,8 @@ cudaError_t copy(const rectangle& r, cudaMemcpyKind kind, cudaStream_t handle, b
   if (!r.to || !r.from) return c.end(cudaErrorInvalidValue);
   if (r.to_pitch < r.width || r.from_pitch < r.width) return c.end(cudaErrorInvalidPitchValue);
   code = check_kind(c.m, r.to, r.from, kind);
-  if (code == cudaSuccess) code = c.m.check_range(r.to, r.reach(r.to_pitch));
-  if (code == cudaSuccess) code = c.m.check_range(r.from, r.reach(r.from_pitch));
+  if (code == cudaSuccess) code = c.m.check_range(r.to, reach(r.to_pitch, r.width, r.height));
+  if (code == cudaSuccess) code = c.m.check_range(r.from, reach(r.from_pitch, r.width, r.height));
   if (code != cudaSuccess) return c.end(code);
   const bool pages = pageable(c.m, r.to) || pageable(c.m, r.from);
   const bool to_device = on_device(c.m.find(r.to)), from_device = on_device(c.m.find(r.from));
@@ -101,7 +108,7 @@ cudaError_t set(void* to, std::size_t pitch, int value, std::size_t width, std::
   if (width == 0 || height == 0) return c.end(cudaSuccess);
   if (!c.m.find(to)) return c.end(cudaErrorInvalidValue);
   if (height > 1 && pitch < width) return c.end(cudaErrorInvalidValue);
-  code = c.m.check_range(to, pitch * (height - 1) + width);
+  code = c.m.check_range(to, reach(pitch, width, height));
   if (code != cudaSuccess) return c.end(code);
   const point p = c.m.push(s, "set", [=] {
     for (std::size_t row = 0; row < height; ++row) std::memset(static_cast<char*>(to) + row * pitch, value, width);
@@ -200,12 +207,15 @@ cudaError_t cudaMallocManaged(void** pointer, std::size_t bytes, unsigned flags)
   return c.end(c.m.allocate(pointer, bytes, memory_kind::managed, me().device));
 }
 cudaError_t cudaMallocPitch(void** pointer, std::size_t* pitch, std::size_t width, std::size_t height) {
-  if (!pitch) {
+  constexpr std::size_t step = 512;
+  std::size_t bytes = 0;
+  if (!pitch || width > ~std::size_t{0} - step ||
+      __builtin_mul_overflow((width + step - 1) / step * step, height, &bytes)) {
     call c(false);
-    return c.end(cudaErrorInvalidValue);
+    return c.end(pitch ? cudaErrorMemoryAllocation : cudaErrorInvalidValue);
   }
-  *pitch = (width + 511) / 512 * 512;
-  return cudaMalloc(pointer, *pitch * height);
+  *pitch = (width + step - 1) / step * step;
+  return cudaMalloc(pointer, bytes);
 }
 
 // Waits for the device, as CUDA does, but not for memory in stream order.
