@@ -282,6 +282,7 @@ __global__ void spins_on_votes(int* p) {
   while (__any_sync(3u, *p) == 0) {
   }
 }
+__global__ void shuffles(int* p, int width) { p[threadIdx.x] = __shfl_down_sync(0xffffffffu, 1, 1, width); }
 __global__ void traps(int* p) {
   if (threadIdx.x == 3) __trap();
   p[threadIdx.x] = 1;
@@ -311,6 +312,14 @@ TEST_CASE("emulated: a warp operation whose mask names absent lanes is an error"
   CHECK(told);
   CHECK(contains(fault_of({1, 32}, not_in_own_mask, p), "doesn't name the calling lane 1"));
   CHECK(contains(fault_of({1, 48}, beyond_the_block, p), "absent lanes 0xffff0000"));
+  cudaFree(p);
+}
+
+TEST_CASE("emulated: a shuffle whose width is no power of two is an error") {
+  int* p = zeros<int>(32);
+  CHECK(fault_of({1, 32}, shuffles, p, 16) == "cudaSuccess");
+  for (const int width : {-32, 0, 12, 33, 64})
+    CHECK(contains(fault_of({1, 32}, shuffles, p, width), ("a shuffle of width " + std::to_string(width)).c_str()));
   cudaFree(p);
 }
 

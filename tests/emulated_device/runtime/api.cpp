@@ -95,18 +95,20 @@ void queue_grid(machine& m, const std::shared_ptr<stream>& s, grid g, std::funct
 
 }  // namespace
 
-cudaError_t launch(const void* kernel, const cudaLaunchConfig_t& config, std::size_t parameter_bytes,
+cudaError_t launch(const void* kernel, const cudaLaunchConfig_t* config, std::size_t parameter_bytes,
                    std::function<void()> body) {
   call c;
   cudaError_t code = c.start();
   if (code != cudaSuccess) return c.end(code);
+  if (!kernel) return c.end(cudaErrorInvalidDeviceFunction);
+  if (!config || (config->numAttrs != 0 && !config->attrs)) return c.end(cudaErrorInvalidValue);
   if (parameter_bytes > parameters_most) return c.end(cudaErrorInvalidValue);
-  const std::shared_ptr<stream> s = c.m.find(config.stream);
+  const std::shared_ptr<stream> s = c.m.find(config->stream);
   if (!s || s->device != me().device) return c.end(cudaErrorInvalidResourceHandle);
-  code = check_config(c.m, kernel, config);
+  code = check_config(c.m, kernel, *config);
   if (code != cudaSuccess) return c.end(code);
   if (c.m.launches_until_failure && --c.m.launches_until_failure == 0) return c.end(c.m.launch_failure);
-  grid g{name_of_kernel(kernel),    config.gridDim, config.blockDim, config.dynamicSmemBytes, c.m.random.next(),
+  grid g{name_of_kernel(kernel),    config->gridDim, config->blockDim, config->dynamicSmemBytes, c.m.random.next(),
          static_cast<unsigned>(s->id), c.m.with.patience};
   queue_grid(c.m, s, std::move(g), std::move(body));
   return c.end(cudaSuccess);

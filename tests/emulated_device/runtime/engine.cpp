@@ -605,6 +605,9 @@ void misaligned(const void* address, unsigned bytes) {
   device_side("a vector access").give_up(cudaErrorMisalignedAddress, "a misaligned access of %u bytes at %p", bytes,
                                          address);
 }
+void wrong_width(int width) {
+  device_side("a shuffle").give_up(cudaErrorLaunchFailure, "a shuffle of width %d", width);
+}
 void trap() { device_side("__trap").give_up(cudaErrorLaunchFailure, "__trap()"); }
 
 }  // namespace emulated
