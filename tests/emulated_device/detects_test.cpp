@@ -283,6 +283,10 @@ __global__ void spins_on_votes(int* p) {
   }
 }
 __global__ void shuffles(int* p, int width) { p[threadIdx.x] = __shfl_down_sync(0xffffffffu, 1, 1, width); }
+__global__ void static_shared() {
+  HEDDLE_SHARED(char[40'000], bytes);
+  bytes[0] = 1;
+}
 __global__ void traps(int* p) {
   if (threadIdx.x == 3) __trap();
   p[threadIdx.x] = 1;
@@ -321,6 +325,14 @@ TEST_CASE("emulated: a shuffle whose width is no power of two is an error") {
   for (const int width : {-32, 0, 12, 33, 64})
     CHECK(contains(fault_of({1, 32}, shuffles, p, width), ("a shuffle of width " + std::to_string(width)).c_str()));
   cudaFree(p);
+}
+
+TEST_CASE("emulated: static and dynamic shared memory have one limit") {
+  const unsigned rest = 48 * 1024 - 40'000;
+  CHECK(fault_of({1, 1, rest}, static_shared) == "cudaSuccess");
+  CHECK(contains(fault_of({1, 1, rest + 1}, static_shared), "40000 bytes of static and 9153 of dynamic shared memory"));
+  REQUIRE(cudaFuncSetAttribute(static_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, 100'000) == cudaSuccess);
+  CHECK(fault_of({1, 1, 100'000}, static_shared) == "cudaSuccess");
 }
 
 TEST_CASE("emulated: a fault ends the kernel, and the device returns it until it is reset") {

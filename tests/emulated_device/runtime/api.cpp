@@ -52,15 +52,19 @@ std::string name_of_kernel(const void* kernel) {
   return name.rfind("void ", 0) == 0 ? name.substr(5) : name;
 }
 
+// The dynamic shared memory that cudaFuncSetAttribute has granted a kernel, or null.
+const int* granted(machine& m, const void* kernel) {
+  const auto found = own_device(m).dynamic_shared.find(kernel);
+  return found == own_device(m).dynamic_shared.end() ? nullptr : &found->second;
+}
+
 cudaError_t check_config(machine& m, const void* kernel, const cudaLaunchConfig_t& c) {
   const dim3 b = c.blockDim, g = c.gridDim;
   if (!b.x || !b.y || !b.z || !g.x || !g.y || !g.z) return cudaErrorInvalidConfiguration;
   if (b.x > 1024 || b.y > 1024 || b.z > 64 || b.x * b.y * b.z > 1024) return cudaErrorInvalidConfiguration;
   if (g.x > 0x7fffffffu || g.y > 65535 || g.z > 65535) return cudaErrorInvalidConfiguration;
-  const auto& granted = own_device(m).dynamic_shared;
-  const auto found = granted.find(kernel);
-  const std::size_t limit = found == granted.end() ? shared_default : static_cast<std::size_t>(found->second);
-  if (c.dynamicSmemBytes > (std::max)(limit, shared_default)) return cudaErrorInvalidValue;
+  const int* const more = granted(m, kernel);
+  if (c.dynamicSmemBytes > (more ? static_cast<std::size_t>(*more) : shared_default)) return cudaErrorInvalidValue;
   for (unsigned i = 0; i < c.numAttrs; ++i) {
     switch (c.attrs[i].id) {
       case cudaLaunchAttributeCooperative:
@@ -108,8 +112,14 @@ cudaError_t launch(const void* kernel, const cudaLaunchConfig_t* config, std::si
   code = check_config(c.m, kernel, *config);
   if (code != cudaSuccess) return c.end(code);
   if (c.m.launches_until_failure && --c.m.launches_until_failure == 0) return c.end(c.m.launch_failure);
-  grid g{name_of_kernel(kernel),    config->gridDim, config->blockDim, config->dynamicSmemBytes, c.m.random.next(),
-         static_cast<unsigned>(s->id), c.m.with.patience};
+  grid g{.name = name_of_kernel(kernel),
+         .blocks = config->gridDim,
+         .threads = config->blockDim,
+         .dynamic_shared = config->dynamicSmemBytes,
+         .shared_limit = granted(c.m, kernel) ? shared_most : shared_default,
+         .seed = c.m.random.next(),
+         .stream = static_cast<unsigned>(s->id),
+         .patience = c.m.with.patience};
   queue_grid(c.m, s, std::move(g), std::move(body));
   return c.end(cudaSuccess);
 }
@@ -121,7 +131,10 @@ cudaError_t enqueue(cudaStream_t stream, const char* name, std::function<void()>
   const auto s = c.m.find(stream);
   if (!s) return c.end(cudaErrorInvalidResourceHandle);
   if (c.m.launches_until_failure && --c.m.launches_until_failure == 0) return c.end(c.m.launch_failure);
-  grid g{name, dim3(1), dim3(1), 0, c.m.random.next(), static_cast<unsigned>(s->id), c.m.with.patience};
+  grid g{.name = name,
+         .seed = c.m.random.next(),
+         .stream = static_cast<unsigned>(s->id),
+         .patience = c.m.with.patience};
   queue_grid(c.m, s, std::move(g), std::move(body));
   return c.end(cudaSuccess);
 }
@@ -554,10 +567,8 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* ke
   if (code != cudaSuccess) return c.end(code);
   if (!attributes) return c.end(cudaErrorInvalidValue);
   if (!kernel) return c.end(cudaErrorInvalidDeviceFunction);
-  const auto& granted = own_device(c.m).dynamic_shared;
-  const auto found = granted.find(kernel);
-  *attributes = {0, 0, 0, 1024, 32, 90, 90, 0, found == granted.end() ? static_cast<int>(shared_default) : found->second,
-                 -1};
+  const int* const more = granted(c.m, kernel);
+  *attributes = {0, 0, 0, 1024, 32, 90, 90, 0, more ? *more : static_cast<int>(shared_default), -1};
   return c.end(cudaSuccess);
 }
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel, int threads,

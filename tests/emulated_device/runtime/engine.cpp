@@ -230,6 +230,10 @@ class engine {
       give_up(cudaErrorLaunchOutOfResources, "%zu bytes of static shared memory, at most %zu", all,
               static_shared_limit);
     }
+    if (all + grid_->dynamic_shared > grid_->shared_limit) {
+      give_up(cudaErrorLaunchOutOfResources, "%zu bytes of static and %zu of dynamic shared memory, at most %zu", all,
+              grid_->dynamic_shared, grid_->shared_limit);
+    }
     // Made by nobody's thread: every thread of the block is ordered after it, and no two by it.
     tsan_switch(host_.tsan_context);
     void* data = allocate_shared(bytes, alignment);
