@@ -12,6 +12,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -292,7 +293,22 @@ __global__ void traps(int* p) {
   p[threadIdx.x] = 1;
 }
 
+const program throwing_function("throw", [](int) {
+  cudaLaunchHostFunc(nullptr, [](void*) { throw std::runtime_error("from a host function"); }, nullptr);
+  try {
+    cudaDeviceSynchronize();
+  } catch (const std::exception&) {
+    std::_Exit(0);
+  }
+});
+
 }  // namespace detects
+
+TEST_CASE("emulated: a host function that throws ends the process") {
+  const ending thrown = run("throw");
+  CHECK(!thrown.well);
+  CHECK(thrown.says("from a host function"));
+}
 
 TEST_CASE("emulated: a divergent barrier is an error that says where") {
   int* p = zeros<int>(64);
@@ -352,6 +368,30 @@ TEST_CASE("emulated: a fault ends the kernel, and the device returns it until it
   CHECK(launch({1, 64}, write_index, p, 64, 0) == cudaSuccess);
   CHECK(cudaDeviceSynchronize() == cudaSuccess);
   cudaFree(p);
+}
+
+TEST_CASE("emulated: after a fault callbacks are told and host functions don't run") {
+  struct record {
+    int functions = 0;
+    std::vector<cudaError_t> states;
+  } seen;
+  emulated::reset({.eagerness = emulated::eagerness::lazy});
+  int* p = zeros<int>(1);
+  cudaStream_t stream;
+  REQUIRE(cudaStreamCreate(&stream) == cudaSuccess);
+  const auto count = [](void* r) { ++static_cast<record*>(r)->functions; };
+  const auto note = [](cudaStream_t, cudaError_t state, void* r) { static_cast<record*>(r)->states.push_back(state); };
+  CHECK(cudaLaunchHostFunc(stream, count, &seen) == cudaSuccess);
+  CHECK(cudaStreamAddCallback(stream, note, &seen, 0) == cudaSuccess);
+  CHECK(launch({1, 32, 0, stream}, traps, p) == cudaSuccess);
+  CHECK(cudaLaunchHostFunc(stream, count, &seen) == cudaSuccess);
+  CHECK(cudaStreamAddCallback(stream, note, &seen, 0) == cudaSuccess);
+  CHECK(cudaStreamSynchronize(stream) == cudaErrorLaunchFailure);
+  CHECK(seen.functions == 1);
+  CHECK(seen.states == std::vector<cudaError_t>{cudaSuccess, cudaErrorLaunchFailure});
+  CHECK(cudaDeviceReset() == cudaSuccess);
+  emulated::clear_faults();
+  cudaStreamDestroy(stream);
 }
 
 TEST_CASE("emulated: who waits for a stream of another device gets that device's fault") {

@@ -429,7 +429,8 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
   const auto s = c.m.find(stream);
   if (!s) return c.end(cudaErrorInvalidResourceHandle);
   if (!function) return c.end(cudaErrorInvalidValue);
-  c.m.push(s, "host function", [&m = c.m, function, data] {
+  c.m.push(s, "host function", [&m = c.m, function, data, on = s->device] {
+    if (m.devices[static_cast<std::size_t>(on)].broken != cudaSuccess) return;  // unlike callbacks, CUDA says
     m.conceal();  // it is host code
     function(data);
   });

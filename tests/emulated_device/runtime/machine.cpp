@@ -148,7 +148,7 @@ std::vector<std::shared_ptr<stream>> machine::able() {
   return list;
 }
 
-void machine::run_one(const std::shared_ptr<stream>& s) {
+void machine::run_one(const std::shared_ptr<stream>& s) noexcept {
   item i = std::move(s->items.front());
   s->items.pop_front();
   s->running = in_item = true;

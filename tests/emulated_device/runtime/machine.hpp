@@ -181,7 +181,7 @@ class machine {
 
  private:
   bool runnable(const stream& s) const;
-  void run_one(const std::shared_ptr<stream>& s);
+  void run_one(const std::shared_ptr<stream>& s) noexcept;  // what a host function throws has nowhere to go
   std::shared_ptr<stream> needed_for(const point& p);
   std::vector<std::shared_ptr<stream>> able();
 };
