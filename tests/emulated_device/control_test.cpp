@@ -147,6 +147,21 @@ TEST_CASE("emulated: a device has as much memory as it was given") {
   static_cast<void>(cudaGetLastError());
 }
 
+TEST_CASE("emulated: sizes that don't fit in 64 bits are refused") {
+  constexpr std::size_t half = std::size_t{1} << 63;
+  void* p = nullptr;
+  std::size_t pitch = 0;
+  CHECK(cudaMallocHost(&p, half) == cudaErrorMemoryAllocation);
+  CHECK(cudaMallocPitch(&p, &pitch, ~std::size_t{0}, 1) == cudaErrorMemoryAllocation);
+  CHECK(cudaMallocPitch(&p, &pitch, 512, half) == cudaErrorMemoryAllocation);
+  char here[64] = {};
+  REQUIRE(cudaMalloc(&p, 64) == cudaSuccess);
+  CHECK(cudaMemcpy2D(p, 64, here, 64, 64, (half >> 5) + 1, cudaMemcpyHostToDevice) == cudaErrorInvalidValue);
+  CHECK(cudaMemset2D(p, 64, 0, 64, (half >> 5) + 1) == cudaErrorInvalidValue);
+  CHECK(cudaGetLastError() == cudaErrorInvalidValue);
+  cudaFree(p);
+}
+
 TEST_CASE("emulated: any number of devices, also none") {
   emulated::reset({.devices = 0});
   int count = 7;
@@ -166,6 +181,24 @@ TEST_CASE("emulated: any number of devices, also none") {
   int can = 1;
   CHECK(cudaDeviceCanAccessPeer(&can, 0, 1) == cudaSuccess);
   CHECK(can == 0);
+}
+
+TEST_CASE("emulated: handles of pools that are gone, or never were, are refused") {
+  cudaMemPoolProps like{};
+  like.allocType = cudaMemAllocationTypePinned;
+  like.location = {cudaMemLocationTypeDevice, 0};
+  cudaMemPool_t pool = nullptr;
+  REQUIRE(cudaMemPoolCreate(&pool, &like) == cudaSuccess);
+  REQUIRE(cudaMemPoolDestroy(pool) == cudaSuccess);
+  int number = 0;
+  void* p = nullptr;
+  for (const cudaMemPool_t wrong : {pool, reinterpret_cast<cudaMemPool_t>(&number), cudaMemPool_t{nullptr}}) {
+    CHECK(cudaMallocFromPoolAsync(&p, 4, wrong, nullptr) == cudaErrorInvalidValue);
+    CHECK(cudaMemPoolTrimTo(wrong, 0) == cudaErrorInvalidValue);
+    CHECK(cudaDeviceSetMemPool(0, wrong) == cudaErrorInvalidValue);
+    CHECK(cudaMemPoolDestroy(wrong) == cudaErrorInvalidValue);
+  }
+  CHECK(cudaGetLastError() == cudaErrorInvalidValue);
 }
 
 TEST_CASE("emulated: stream capture is refused") {

@@ -12,6 +12,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -269,16 +270,45 @@ __global__ void barrier_and_warp(int* p) {
     __syncthreads();
   p[threadIdx.x] = 1;
 }
-__global__ void never_ends(int* p) {
+// Loops that wait for what nobody does.
+__global__ void spins_on_atomics(int* p) {
   while (atomicAdd(p, 0) == 0) {
   }
+}
+__global__ void spins_on_barriers(int* p) {
+  while (__syncthreads_or(*p) == 0) {
+  }
+}
+__global__ void spins_on_votes(int* p) {
+  while (__any_sync(3u, *p) == 0) {
+  }
+}
+__global__ void shuffles(int* p, int width) { p[threadIdx.x] = __shfl_down_sync(0xffffffffu, 1, 1, width); }
+__global__ void static_shared() {
+  HEDDLE_SHARED(char[40'000], bytes);
+  bytes[0] = 1;
 }
 __global__ void traps(int* p) {
   if (threadIdx.x == 3) __trap();
   p[threadIdx.x] = 1;
 }
 
+const program throwing_function("throw", [](int) {
+  cudaLaunchHostFunc(nullptr, [](void*) { throw std::runtime_error("from a host function"); }, nullptr);
+  try {
+    cudaDeviceSynchronize();
+  } catch (const std::exception&) {
+    std::_Exit(0);
+  }
+});
+
 }  // namespace detects
+
+TEST_CASE("emulated: a host function that throws ends the process") {
+  const ending thrown = run("throw");
+  CHECK(!thrown.well);
+  CHECK(thrown.says("from a host function"));
+}
 
 TEST_CASE("emulated: a divergent barrier is an error that says where") {
   int* p = zeros<int>(64);
@@ -305,6 +335,22 @@ TEST_CASE("emulated: a warp operation whose mask names absent lanes is an error"
   cudaFree(p);
 }
 
+TEST_CASE("emulated: a shuffle whose width is no power of two is an error") {
+  int* p = zeros<int>(32);
+  CHECK(fault_of({1, 32}, shuffles, p, 16) == "cudaSuccess");
+  for (const int width : {-32, 0, 12, 33, 64})
+    CHECK(contains(fault_of({1, 32}, shuffles, p, width), ("a shuffle of width " + std::to_string(width)).c_str()));
+  cudaFree(p);
+}
+
+TEST_CASE("emulated: static and dynamic shared memory have one limit") {
+  const unsigned rest = 48 * 1024 - 40'000;
+  CHECK(fault_of({1, 1, rest}, static_shared) == "cudaSuccess");
+  CHECK(contains(fault_of({1, 1, rest + 1}, static_shared), "40000 bytes of static and 9153 of dynamic shared memory"));
+  REQUIRE(cudaFuncSetAttribute(static_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, 100'000) == cudaSuccess);
+  CHECK(fault_of({1, 1, 100'000}, static_shared) == "cudaSuccess");
+}
+
 TEST_CASE("emulated: a fault ends the kernel, and the device returns it until it is reset") {
   int* p = zeros<int>(64);
   CHECK(launch({1, 32}, traps, p) == cudaSuccess);
@@ -324,10 +370,59 @@ TEST_CASE("emulated: a fault ends the kernel, and the device returns it until it
   cudaFree(p);
 }
 
-TEST_CASE("emulated: a block that never ends is given up") {
-  if (with_asan || watches_races()) return;  // minutes there
+TEST_CASE("emulated: after a fault callbacks are told and host functions don't run") {
+  struct record {
+    int functions = 0;
+    std::vector<cudaError_t> states;
+  } seen;
+  emulated::reset({.eagerness = emulated::eagerness::lazy});
   int* p = zeros<int>(1);
-  CHECK(contains(fault_of({1, 2}, never_ends, p), "doesn't end"));
+  cudaStream_t stream;
+  REQUIRE(cudaStreamCreate(&stream) == cudaSuccess);
+  const auto count = [](void* r) { ++static_cast<record*>(r)->functions; };
+  const auto note = [](cudaStream_t, cudaError_t state, void* r) { static_cast<record*>(r)->states.push_back(state); };
+  CHECK(cudaLaunchHostFunc(stream, count, &seen) == cudaSuccess);
+  CHECK(cudaStreamAddCallback(stream, note, &seen, 0) == cudaSuccess);
+  CHECK(launch({1, 32, 0, stream}, traps, p) == cudaSuccess);
+  CHECK(cudaLaunchHostFunc(stream, count, &seen) == cudaSuccess);
+  CHECK(cudaStreamAddCallback(stream, note, &seen, 0) == cudaSuccess);
+  CHECK(cudaStreamSynchronize(stream) == cudaErrorLaunchFailure);
+  CHECK(seen.functions == 1);
+  CHECK(seen.states == std::vector<cudaError_t>{cudaSuccess, cudaErrorLaunchFailure});
+  CHECK(cudaDeviceReset() == cudaSuccess);
+  emulated::clear_faults();
+  cudaStreamDestroy(stream);
+}
+
+TEST_CASE("emulated: who waits for a stream of another device gets that device's fault") {
+  int* p = zeros<int>(1);
+  REQUIRE(cudaSetDevice(1) == cudaSuccess);
+  cudaStream_t other;
+  cudaEvent_t event;
+  REQUIRE(cudaStreamCreate(&other) == cudaSuccess);
+  REQUIRE(cudaEventCreate(&event) == cudaSuccess);
+  CHECK(launch({1, 32, 0, other}, traps, p) == cudaSuccess);
+  CHECK(cudaEventRecord(event, other) == cudaSuccess);
+  REQUIRE(cudaSetDevice(0) == cudaSuccess);
+  CHECK(cudaStreamSynchronize(other) == cudaErrorLaunchFailure);
+  CHECK(cudaStreamQuery(other) == cudaErrorLaunchFailure);
+  CHECK(cudaEventSynchronize(event) == cudaErrorLaunchFailure);
+  CHECK(cudaEventQuery(event) == cudaErrorLaunchFailure);
+  CHECK(cudaGetLastError() == cudaErrorLaunchFailure);
+  CHECK(cudaDeviceSynchronize() == cudaSuccess);
+  emulated::clear_faults();
+  cudaEventDestroy(event);
+  cudaStreamDestroy(other);
+  cudaFree(p);
+}
+
+TEST_CASE("emulated: a block that never ends is given up") {
+  emulated::options with = emulated::current();
+  with.patience = 10'000;
+  emulated::reset(with);
+  int* p = zeros<int>(1);
+  for (const auto kernel : {spins_on_atomics, spins_on_barriers, spins_on_votes})
+    CHECK(contains(fault_of({1, 2}, kernel, p), "the block doesn't end: 2 threads still run"));
   cudaFree(p);
 }
 

@@ -250,6 +250,10 @@ TEST_CASE("fidelity: a grid has its limits") {
   CHECK_ERROR(cudaErrorInvalidConfiguration, launch({dim3(1, 1, beyond(2)), dim3(1)}, nothing));
 }
 
+TEST_CASE("fidelity: a launch needs a kernel") {
+  CHECK_ERROR(cudaErrorInvalidDeviceFunction, launch({dim3(1), dim3(1)}, static_cast<void (*)()>(nullptr)));
+}
+
 TEST_CASE("fidelity: nothing is launched with an extent of zero") {
   for (int i = 0; i < 3; ++i) {
     unsigned extents[3] = {1, 1, 1};

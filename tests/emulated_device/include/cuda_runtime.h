@@ -16,7 +16,7 @@
 namespace emulated {
 
 /// A launch that has passed CUDA's checks is queued; `body` runs once per device thread.
-cudaError_t launch(const void* kernel, const cudaLaunchConfig_t& config, std::size_t parameter_bytes,
+cudaError_t launch(const void* kernel, const cudaLaunchConfig_t* config, std::size_t parameter_bytes,
                    std::function<void()> body);
 /// Queues work that isn't a kernel of the user's but runs on the device in stream order: what a library call does.
 cudaError_t enqueue(cudaStream_t stream, const char* name, std::function<void()> body);
@@ -37,7 +37,7 @@ inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*k
                 "cudaLaunchKernelEx: kernel parameters are copied as bytes");
   static_assert((!std::is_reference_v<Parameters> && ...), "cudaLaunchKernelEx: a kernel can't take references");
   std::tuple<std::remove_cv_t<Parameters>...> copies{static_cast<Parameters>(arguments)...};
-  return emulated::launch(reinterpret_cast<const void*>(kernel), *config, (sizeof(Parameters) + ... + 0),
+  return emulated::launch(reinterpret_cast<const void*>(kernel), config, (sizeof(Parameters) + ... + 0),
                           [kernel, copies] { std::apply(kernel, copies); });
 }
 

@@ -52,15 +52,19 @@ std::string name_of_kernel(const void* kernel) {
   return name.rfind("void ", 0) == 0 ? name.substr(5) : name;
 }
 
+// The dynamic shared memory that cudaFuncSetAttribute has granted a kernel, or null.
+const int* granted(machine& m, const void* kernel) {
+  const auto found = own_device(m).dynamic_shared.find(kernel);
+  return found == own_device(m).dynamic_shared.end() ? nullptr : &found->second;
+}
+
 cudaError_t check_config(machine& m, const void* kernel, const cudaLaunchConfig_t& c) {
   const dim3 b = c.blockDim, g = c.gridDim;
   if (!b.x || !b.y || !b.z || !g.x || !g.y || !g.z) return cudaErrorInvalidConfiguration;
   if (b.x > 1024 || b.y > 1024 || b.z > 64 || b.x * b.y * b.z > 1024) return cudaErrorInvalidConfiguration;
   if (g.x > 0x7fffffffu || g.y > 65535 || g.z > 65535) return cudaErrorInvalidConfiguration;
-  const auto& granted = own_device(m).dynamic_shared;
-  const auto found = granted.find(kernel);
-  const std::size_t limit = found == granted.end() ? shared_default : static_cast<std::size_t>(found->second);
-  if (c.dynamicSmemBytes > (std::max)(limit, shared_default)) return cudaErrorInvalidValue;
+  const int* const more = granted(m, kernel);
+  if (c.dynamicSmemBytes > (more ? static_cast<std::size_t>(*more) : shared_default)) return cudaErrorInvalidValue;
   for (unsigned i = 0; i < c.numAttrs; ++i) {
     switch (c.attrs[i].id) {
       case cudaLaunchAttributeCooperative:
@@ -95,19 +99,27 @@ void queue_grid(machine& m, const std::shared_ptr<stream>& s, grid g, std::funct
 
 }  // namespace
 
-cudaError_t launch(const void* kernel, const cudaLaunchConfig_t& config, std::size_t parameter_bytes,
+cudaError_t launch(const void* kernel, const cudaLaunchConfig_t* config, std::size_t parameter_bytes,
                    std::function<void()> body) {
   call c;
   cudaError_t code = c.start();
   if (code != cudaSuccess) return c.end(code);
+  if (!kernel) return c.end(cudaErrorInvalidDeviceFunction);
+  if (!config || (config->numAttrs != 0 && !config->attrs)) return c.end(cudaErrorInvalidValue);
   if (parameter_bytes > parameters_most) return c.end(cudaErrorInvalidValue);
-  const std::shared_ptr<stream> s = c.m.find(config.stream);
+  const std::shared_ptr<stream> s = c.m.find(config->stream);
   if (!s || s->device != me().device) return c.end(cudaErrorInvalidResourceHandle);
-  code = check_config(c.m, kernel, config);
+  code = check_config(c.m, kernel, *config);
   if (code != cudaSuccess) return c.end(code);
   if (c.m.launches_until_failure && --c.m.launches_until_failure == 0) return c.end(c.m.launch_failure);
-  grid g{name_of_kernel(kernel),    config.gridDim, config.blockDim, config.dynamicSmemBytes, c.m.random.next(),
-         static_cast<unsigned>(s->id)};
+  grid g{.name = name_of_kernel(kernel),
+         .blocks = config->gridDim,
+         .threads = config->blockDim,
+         .dynamic_shared = config->dynamicSmemBytes,
+         .shared_limit = granted(c.m, kernel) ? shared_most : shared_default,
+         .seed = c.m.random.next(),
+         .stream = static_cast<unsigned>(s->id),
+         .patience = c.m.with.patience};
   queue_grid(c.m, s, std::move(g), std::move(body));
   return c.end(cudaSuccess);
 }
@@ -119,7 +131,10 @@ cudaError_t enqueue(cudaStream_t stream, const char* name, std::function<void()>
   const auto s = c.m.find(stream);
   if (!s) return c.end(cudaErrorInvalidResourceHandle);
   if (c.m.launches_until_failure && --c.m.launches_until_failure == 0) return c.end(c.m.launch_failure);
-  grid g{name, dim3(1), dim3(1), 0, c.m.random.next(), static_cast<unsigned>(s->id)};
+  grid g{.name = name,
+         .seed = c.m.random.next(),
+         .stream = static_cast<unsigned>(s->id),
+         .patience = c.m.with.patience};
   queue_grid(c.m, s, std::move(g), std::move(body));
   return c.end(cudaSuccess);
 }
@@ -354,7 +369,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   if (!machine::reached(machine::end_of(s)) && c.m.random.coin()) c.m.wait_for({s, s->run + 1});
   if (!machine::reached(machine::end_of(s))) return c.end(cudaErrorNotReady);
   c.m.wait_for(machine::end_of(s));
-  return c.end(c.start());
+  return c.end(c.state(s->device));
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
@@ -365,7 +380,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (!s) return c.end(cudaErrorInvalidResourceHandle);
   // The legacy default stream stands for the blocking streams too: what is pushed to it waits for them.
   c.m.wait_for(s == own_device(c.m).legacy ? c.m.push(s, "synchronize", [] {}) : machine::end_of(s));
-  return c.end(c.start());
+  return c.end(c.state(s->device));
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
@@ -414,7 +429,8 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
   const auto s = c.m.find(stream);
   if (!s) return c.end(cudaErrorInvalidResourceHandle);
   if (!function) return c.end(cudaErrorInvalidValue);
-  c.m.push(s, "host function", [&m = c.m, function, data] {
+  c.m.push(s, "host function", [&m = c.m, function, data, on = s->device] {
+    if (m.devices[static_cast<std::size_t>(on)].broken != cudaSuccess) return;  // unlike callbacks, CUDA says
     m.conceal();  // it is host code
     function(data);
   });
@@ -502,7 +518,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   if (!event->last->done && c.m.random.coin()) c.m.wait_for({at.of, at.of->run + 1});
   if (!event->last->done) return c.end(cudaErrorNotReady);
   c.m.wait_for(at);
-  return c.end(c.start());
+  return c.end(c.state(event->device));
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
@@ -511,7 +527,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   if (code != cudaSuccess) return c.end(code);
   if (!c.m.events.count(event)) return c.end(cudaErrorInvalidResourceHandle);
   if (event->last) c.m.wait_for(event->last->at);
-  return c.end(c.start());
+  return c.end(c.state(event->device));
 }
 
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
@@ -552,10 +568,8 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* ke
   if (code != cudaSuccess) return c.end(code);
   if (!attributes) return c.end(cudaErrorInvalidValue);
   if (!kernel) return c.end(cudaErrorInvalidDeviceFunction);
-  const auto& granted = own_device(c.m).dynamic_shared;
-  const auto found = granted.find(kernel);
-  *attributes = {0, 0, 0, 1024, 32, 90, 90, 0, found == granted.end() ? static_cast<int>(shared_default) : found->second,
-                 -1};
+  const int* const more = granted(c.m, kernel);
+  *attributes = {0, 0, 0, 1024, 32, 90, 90, 0, more ? *more : static_cast<int>(shared_default), -1};
   return c.end(cudaSuccess);
 }
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel, int threads,

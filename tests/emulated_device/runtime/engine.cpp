@@ -39,7 +39,7 @@ constexpr std::size_t page = 4096;
 constexpr std::size_t stack_bytes = asan || tsan ? 256 * 1024 : 64 * 1024;
 constexpr unsigned stream_sets = 8;
 constexpr std::size_t static_shared_limit = 48 * 1024;
-constexpr std::uint64_t patience = 4'000'000;  // switches without a thread that ends or a barrier that opens
+constexpr std::uint64_t step_of_yield = 16;  // a loop that only yields is given up sooner than one of barriers
 
 // A stack on which device threads run, and where it was left. The OS thread's own stack is one too.
 struct fiber {
@@ -123,6 +123,7 @@ class engine {
   }
 
   const meeting& meet(unsigned mask, warp_operation operation, std::uint64_t value, site where) {
+    step(1);
     const unsigned warp = current_ / 32, mine = 1u << current_ % 32;
     if (!(mask & mine)) {
       give_up(cudaErrorLaunchFailure, "%s at %s:%u with mask 0x%08x, which doesn't name the calling lane %u",
@@ -151,7 +152,6 @@ class engine {
     m->arrived |= mine;
     if (operation == warp_operation::sync) tsan_release(m);
     if (m->arrived == mask) {
-      progress();
       for (unsigned others = mask & ~mine; others != 0; others &= others - 1)
         make_ready(warp * 32 + static_cast<unsigned>(std::countr_zero(others)));
       if (random_.coin()) yield();
@@ -173,6 +173,7 @@ class engine {
   }
 
   int barrier(bool predicate, site where) {
+    step(1);
     const unsigned turn = turn_;
     tsan_release(tags_->barrier(turn));
     ++arrived_;
@@ -207,10 +208,7 @@ class engine {
   }
 
   void yield() {
-    if (++idle_switches_ > patience) {
-      give_up(cudaErrorLaunchTimeout,
-              "the block doesn't end: %u threads still run, and none has ended or passed a barrier for long", alive_);
-    }
+    step(step_of_yield);
     const unsigned me = current_;
     threads_[me].on = running_;
     ready_.push_back(me);
@@ -231,6 +229,10 @@ class engine {
     if (all > static_shared_limit) {
       give_up(cudaErrorLaunchOutOfResources, "%zu bytes of static shared memory, at most %zu", all,
               static_shared_limit);
+    }
+    if (all + grid_->dynamic_shared > grid_->shared_limit) {
+      give_up(cudaErrorLaunchOutOfResources, "%zu bytes of static and %zu of dynamic shared memory, at most %zu", all,
+              grid_->dynamic_shared, grid_->shared_limit);
     }
     // Made by nobody's thread: every thread of the block is ordered after it, and no two by it.
     tsan_switch(host_.tsan_context);
@@ -320,7 +322,7 @@ class engine {
       living_[w] = count_ - 32 * w >= 32 ? ~0u : (1u << (count_ - 32 * w)) - 1;
     next_ = arrived_ = trues_ = turn_ = 0;
     alive_ = count_;
-    idle_switches_ = 0;
+    steps_ = 0;
     set_ = static_cast<unsigned>(nth % 2) + 2 * (grid_->stream % stream_sets);
     tags_->barriers.emplace_back();
     for (shared_block& s : shared_) std::memset(s.data, 0xff, s.bytes);
@@ -362,7 +364,12 @@ class engine {
     return data;
   }
 
-  void progress() { idle_switches_ = 0; }
+  // Every way to wait comes through here, so that a loop which waits for ever is given up.
+  void step(std::uint64_t size) {
+    steps_ += size;
+    if (steps_ <= grid_->patience) return;
+    give_up(cudaErrorLaunchTimeout, "the block doesn't end: %u threads still run, and none has ended for long", alive_);
+  }
 
   void make_ready(unsigned thread) {
     threads_[thread].state = waits::no;
@@ -370,7 +377,6 @@ class engine {
   }
 
   void open_barrier() {
-    progress();
     counted_[turn_ % 2] = static_cast<int>(trues_);
     ++turn_;
     arrived_ = trues_ = 0;
@@ -470,7 +476,7 @@ class engine {
       tsan_release(&tags_->end);
       living_[current_ / 32] &= ~(1u << current_ % 32);
       --alive_;
-      progress();
+      steps_ = 0;
       if (arrived_ != 0 && arrived_ == alive_) open_barrier();
     } while (!tsan && next_ < count_);
     if (!tsan) idle_.push_back(running_);
@@ -545,7 +551,7 @@ class engine {
   unsigned arrived_ = 0, trues_ = 0, turn_ = 0, countdown_ = 1;
   int counted_[2] = {};
   site barrier_site_{};
-  std::uint64_t idle_switches_ = 0;
+  std::uint64_t steps_ = 0;  // since the block's last thread ended
 
   std::vector<std::vector<meeting*>> meetings_;  // of each warp
   std::vector<unsigned> living_;                 // lanes of each warp that haven't ended
@@ -602,6 +608,9 @@ long long clock() {
 void misaligned(const void* address, unsigned bytes) {
   device_side("a vector access").give_up(cudaErrorMisalignedAddress, "a misaligned access of %u bytes at %p", bytes,
                                          address);
+}
+void wrong_width(int width) {
+  device_side("a shuffle").give_up(cudaErrorLaunchFailure, "a shuffle of width %d", width);
 }
 void trap() { device_side("__trap").give_up(cudaErrorLaunchFailure, "__trap()"); }
 

@@ -21,10 +21,12 @@ struct fault {
 
 struct grid {
   std::string name;
-  dim3 blocks, threads;
+  dim3 blocks{1}, threads{1};
   std::size_t dynamic_shared = 0;
+  std::size_t shared_limit = 48 * 1024;  // of static and dynamic shared memory together
   std::uint64_t seed = 0;
   unsigned stream = 0;  // threads of different streams share no ThreadSanitizer context
+  std::uint64_t patience = 0;  // steps without a thread that ends, until the grid is given up
 };
 
 // Calls `body` once per device thread. Returns what went wrong, if anything; the rest of the grid is given up then.

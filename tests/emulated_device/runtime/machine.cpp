@@ -148,7 +148,7 @@ std::vector<std::shared_ptr<stream>> machine::able() {
   return list;
 }
 
-void machine::run_one(const std::shared_ptr<stream>& s) {
+void machine::run_one(const std::shared_ptr<stream>& s) noexcept {
   item i = std::move(s->items.front());
   s->items.pop_front();
   s->running = in_item = true;
@@ -258,7 +258,8 @@ cudaError_t machine::allocate(void** p, std::size_t bytes, memory_kind kind, int
   const std::size_t edge = asan ? 0 : guard;
   const std::size_t front = asan ? 0 : 256;  // keeps 256-byte alignment
   void* all = nullptr;
-  if (bytes > ~std::size_t{0} - 1024 || posix_memalign(&all, 256, front + bytes + edge) != 0)
+  // AddressSanitizer's own limit would end the process.
+  if (bytes > std::size_t{1} << 39 || posix_memalign(&all, 256, front + bytes + edge) != 0)
     return cudaErrorMemoryAllocation;
   allocation a;
   a.begin = static_cast<char*>(all) + front;
@@ -418,7 +419,7 @@ call::~call() {
 cudaError_t call::start() const {
   if (m.in_item) return cudaErrorNotPermitted;
   if (m.devices.empty()) return cudaErrorNoDevice;
-  return m.devices[static_cast<std::size_t>(me().device)].broken;
+  return state(me().device);
 }
 
 cudaError_t call::end(cudaError_t code) {

@@ -181,7 +181,7 @@ class machine {
 
  private:
   bool runnable(const stream& s) const;
-  void run_one(const std::shared_ptr<stream>& s);
+  void run_one(const std::shared_ptr<stream>& s) noexcept;  // what a host function throws has nowhere to go
   std::shared_ptr<stream> needed_for(const point& p);
   std::vector<std::shared_ptr<stream>> able();
 };
@@ -218,6 +218,8 @@ class call {
   cudaError_t end(cudaError_t code);
   // Not success when no call may be made: in a host function, or on a device that is broken.
   cudaError_t start() const;
+  // What has become of the device that a stream or an event belongs to, once it was waited for.
+  cudaError_t state(int device) const { return m.devices[static_cast<std::size_t>(device)].broken; }
 
   machine& m;
 

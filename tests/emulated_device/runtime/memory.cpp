@@ -5,8 +5,10 @@
 
 #include "machine.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 
 namespace emulated {
 namespace {
@@ -39,6 +41,14 @@ cudaError_t check_kind(machine& m, const void* to, const void* from, cudaMemcpyK
   return cudaErrorInvalidMemcpyDirection;
 }
 
+// Bytes from the first to the last of `height` rows, neither of which is empty; too many are all that there are.
+std::size_t reach(std::size_t pitch, std::size_t width, std::size_t height) {
+  std::size_t bytes = 0;
+  if (__builtin_mul_overflow(pitch, height - 1, &bytes) || __builtin_add_overflow(bytes, width, &bytes))
+    return ~std::size_t{0};
+  return bytes;
+}
+
 // Copies of rectangles; a plain copy is one row.
 struct rectangle {
   void* to;
@@ -47,7 +57,6 @@ struct rectangle {
   std::size_t from_pitch;
   std::size_t width, height;
 
-  std::size_t reach(std::size_t pitch) const { return height == 0 || width == 0 ? 0 : pitch * (height - 1) + width; }
   void run() const {
     for (std::size_t row = 0; row < height; ++row)
       std::memcpy(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width);
@@ -64,8 +73,8 @@ cudaError_t copy(const rectangle& r, cudaMemcpyKind kind, cudaStream_t handle, b
   if (!r.to || !r.from) return c.end(cudaErrorInvalidValue);
   if (r.to_pitch < r.width || r.from_pitch < r.width) return c.end(cudaErrorInvalidPitchValue);
   code = check_kind(c.m, r.to, r.from, kind);
-  if (code == cudaSuccess) code = c.m.check_range(r.to, r.reach(r.to_pitch));
-  if (code == cudaSuccess) code = c.m.check_range(r.from, r.reach(r.from_pitch));
+  if (code == cudaSuccess) code = c.m.check_range(r.to, reach(r.to_pitch, r.width, r.height));
+  if (code == cudaSuccess) code = c.m.check_range(r.from, reach(r.from_pitch, r.width, r.height));
   if (code != cudaSuccess) return c.end(code);
   const bool pages = pageable(c.m, r.to) || pageable(c.m, r.from);
   const bool to_device = on_device(c.m.find(r.to)), from_device = on_device(c.m.find(r.from));
@@ -77,14 +86,14 @@ cudaError_t copy(const rectangle& r, cudaMemcpyKind kind, cudaStream_t handle, b
     c.m.push(s, "copy", [r, staged] {
       rectangle{r.to, r.to_pitch, staged->data(), r.width, r.width, r.height}.run();
     });
-    return c.end(c.start());
+    return c.end(c.state(s->device));
   }
   const point p = c.m.push(s, "copy", [r] { r.run(); });
   // A copy inside of the host always waits, one inside of a device needn't; asynchronous ones of pageable memory may.
   const bool inside_host = !to_device && !from_device, inside_device = to_device && from_device;
   if (inside_host || (wait && !inside_device) || ((wait || pages) && c.m.random.coin())) {
     c.m.wait_for(p);
-    code = c.start();
+    code = c.state(s->device);
   }
   return c.end(code);
 }
@@ -99,23 +108,30 @@ cudaError_t set(void* to, std::size_t pitch, int value, std::size_t width, std::
   if (width == 0 || height == 0) return c.end(cudaSuccess);
   if (!c.m.find(to)) return c.end(cudaErrorInvalidValue);
   if (height > 1 && pitch < width) return c.end(cudaErrorInvalidValue);
-  code = c.m.check_range(to, pitch * (height - 1) + width);
+  code = c.m.check_range(to, reach(pitch, width, height));
   if (code != cudaSuccess) return c.end(code);
   const point p = c.m.push(s, "set", [=] {
     for (std::size_t row = 0; row < height; ++row) std::memset(static_cast<char*>(to) + row * pitch, value, width);
   });
   // CUDA's plain memset of device memory doesn't wait for it either.
   if (wait && !on_device(c.m.find(to))) c.m.wait_for(p);
-  return c.end(c.start());
+  return c.end(c.state(s->device));
 }
 
-cudaError_t allocate_in_order(void** pointer, std::size_t bytes, cudaMemPool_t pool, cudaStream_t handle) {
+bool known(machine& m, cudaMemPool_t pool) {
+  return m.pools.count(pool) || std::any_of(m.devices.begin(), m.devices.end(),
+                                            [pool](const device& d) { return pool == &d.own_pool; });
+}
+
+// Without a pool, from the current one of the stream's device.
+cudaError_t allocate_in_order(void** pointer, std::size_t bytes, std::optional<cudaMemPool_t> from, cudaStream_t handle) {
   call c;
   cudaError_t code = c.start();
   if (code != cudaSuccess) return c.end(code);
   const auto s = c.m.find(handle);
   if (!s) return c.end(cudaErrorInvalidResourceHandle);
-  if (!pool) pool = c.m.devices[static_cast<std::size_t>(s->device)].pool;
+  if (from && !known(c.m, *from)) return c.end(cudaErrorInvalidValue);
+  const cudaMemPool_t pool = from ? *from : c.m.devices[static_cast<std::size_t>(s->device)].pool;
   if (pool->most && pool->used + bytes > pool->most) return c.end(cudaErrorMemoryAllocation);
   code = c.m.allocate(pointer, bytes, memory_kind::pooled, pool->device, pool);
   if (code != cudaSuccess || !*pointer) return c.end(code);
@@ -191,12 +207,15 @@ cudaError_t cudaMallocManaged(void** pointer, std::size_t bytes, unsigned flags)
   return c.end(c.m.allocate(pointer, bytes, memory_kind::managed, me().device));
 }
 cudaError_t cudaMallocPitch(void** pointer, std::size_t* pitch, std::size_t width, std::size_t height) {
-  if (!pitch) {
+  constexpr std::size_t step = 512;
+  std::size_t bytes = 0;
+  if (!pitch || width > ~std::size_t{0} - step ||
+      __builtin_mul_overflow((width + step - 1) / step * step, height, &bytes)) {
     call c(false);
-    return c.end(cudaErrorInvalidValue);
+    return c.end(pitch ? cudaErrorMemoryAllocation : cudaErrorInvalidValue);
   }
-  *pitch = (width + 511) / 512 * 512;
-  return cudaMalloc(pointer, *pitch * height);
+  *pitch = (width + step - 1) / step * step;
+  return cudaMalloc(pointer, bytes);
 }
 
 // Waits for the device, as CUDA does, but not for memory in stream order.
@@ -276,7 +295,7 @@ cudaError_t cudaMemAdvise(const void* pointer, std::size_t bytes, cudaMemoryAdvi
 // ---- Stream order
 
 cudaError_t cudaMallocAsync(void** pointer, std::size_t bytes, cudaStream_t stream) {
-  return allocate_in_order(pointer, bytes, nullptr, stream);
+  return allocate_in_order(pointer, bytes, std::nullopt, stream);
 }
 cudaError_t cudaMallocFromPoolAsync(void** pointer, std::size_t bytes, cudaMemPool_t pool, cudaStream_t stream) {
   return allocate_in_order(pointer, bytes, pool, stream);
@@ -320,15 +339,6 @@ cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
   return c.end(cudaSuccess);
 }
 
-namespace {
-bool known(machine& m, cudaMemPool_t pool) {
-  if (m.pools.count(pool)) return true;
-  for (device& d : m.devices)
-    if (pool == &d.own_pool) return true;
-  return false;
-}
-}  // namespace
-
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute, void* value) {
   call c(false);
   if (!known(c.m, pool) || !value) return c.end(cudaErrorInvalidValue);
@@ -364,6 +374,7 @@ cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribut
     case cudaMemPoolAttrReservedMemCurrent: number = pool->used; break;
     case cudaMemPoolAttrUsedMemHigh:
     case cudaMemPoolAttrReservedMemHigh: number = pool->used_high; break;
+    default: return c.end(cudaErrorInvalidValue);
   }
   return c.end(cudaSuccess);
 }

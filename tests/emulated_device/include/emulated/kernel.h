@@ -68,6 +68,12 @@ void* shared_memory(const void* declaration, std::size_t bytes, std::size_t alig
 void* dynamic_shared_memory();
 /// Time that moves with every call.
 long long clock();
+/// Reports a shuffle whose width isn't 1, 2, 4, 8, 16 or 32.
+[[noreturn]] void wrong_width(int width);
+
+inline void check_width(int width) {
+  if (width < 1 || width > 32 || (width & (width - 1)) != 0) wrong_width(width);
+}
 
 template <class Value> inline std::uint64_t pack(Value value) {
   static_assert(sizeof(Value) <= 8);
@@ -184,23 +190,27 @@ inline unsigned __match_all_sync(unsigned mask, Value value, int* predicate, EMU
 
 template <emulated::shuffled Value>
 inline Value __shfl_sync(unsigned mask, Value value, int from, int width = 32, EMULATED_SITE) {
+  emulated::check_width(width);
   const unsigned segment = emulated::lane() & ~static_cast<unsigned>(width - 1);
   return emulated::exchange(mask, value, segment | (static_cast<unsigned>(from) & static_cast<unsigned>(width - 1)),
                             EMULATED_HERE);
 }
 template <emulated::shuffled Value>
 inline Value __shfl_up_sync(unsigned mask, Value value, unsigned delta, int width = 32, EMULATED_SITE) {
+  emulated::check_width(width);
   const unsigned lane = emulated::lane(), inside = lane & static_cast<unsigned>(width - 1);
   return emulated::exchange(mask, value, delta > inside ? lane : lane - delta, EMULATED_HERE);
 }
 template <emulated::shuffled Value>
 inline Value __shfl_down_sync(unsigned mask, Value value, unsigned delta, int width = 32, EMULATED_SITE) {
+  emulated::check_width(width);
   const unsigned lane = emulated::lane(), inside = lane & static_cast<unsigned>(width - 1);
   return emulated::exchange(mask, value, delta >= static_cast<unsigned>(width) - inside ? lane : lane + delta,
                             EMULATED_HERE);
 }
 template <emulated::shuffled Value>
 inline Value __shfl_xor_sync(unsigned mask, Value value, int lanes, int width = 32, EMULATED_SITE) {
+  emulated::check_width(width);
   const unsigned lane = emulated::lane(), from = lane ^ static_cast<unsigned>(lanes);
   const unsigned end = (lane | static_cast<unsigned>(width - 1)) + 1;  // a segment before the own one may be read
   return emulated::exchange(mask, value, from >= end || from > 31 ? lane : from, EMULATED_HERE);
