@@ -376,7 +376,7 @@ TEST_CASE("emulated: after a fault callbacks are told and host functions don't r
     std::vector<cudaError_t> states;
   } seen;
   emulated::reset({.eagerness = emulated::eagerness::lazy});
-  int* p = zeros<int>(1);
+  int* p = zeros<int>(32);
   cudaStream_t stream;
   REQUIRE(cudaStreamCreate(&stream) == cudaSuccess);
   const auto count = [](void* r) { ++static_cast<record*>(r)->functions; };
@@ -395,7 +395,8 @@ TEST_CASE("emulated: after a fault callbacks are told and host functions don't r
 }
 
 TEST_CASE("emulated: who waits for a stream of another device gets that device's fault") {
-  int* p = zeros<int>(1);
+  emulated::reset({.eagerness = emulated::eagerness::lazy});
+  int* p = zeros<int>(32);
   REQUIRE(cudaSetDevice(1) == cudaSuccess);
   cudaStream_t other;
   cudaEvent_t event;
