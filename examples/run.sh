@@ -21,8 +21,7 @@ build() {
   cd "$root"
   need_compiler
   if [ $program = gpt_mpi ]; then
-    have mpirun || install openmpi-bin "starting processes"
-    have mpicxx || install libopenmpi-dev "compiling the communicator over MPI"
+    need_mpi "ranks that are processes"
   fi
   step "configuring" cmake --preset release -DHEDDLE_BUILD_TESTS=OFF -B build/examples
   step "building" cmake --build build/examples -j "$jobs" --target $program

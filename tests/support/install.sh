@@ -31,6 +31,7 @@ step() {
 }
 
 have() { command -v "$1" >/dev/null 2>&1; }
+has_mpi() { have mpirun && have mpicxx && echo "#include <mpi.h>" | mpicxx -x c++ -E - >/dev/null 2>&1; }
 has_header() { echo "#include <$1>" | g++ -std=c++20 -x c++ -E - >/dev/null 2>&1; }
 
 as_root() {
@@ -87,6 +88,12 @@ need_compiler() {
   g++ -std=c++20 -x c++ -fsyntax-only - </dev/null 2>/dev/null || die "$(g++ --version | sed -n 1p) knows no C++20"
   have ninja || install ninja-build "building"
   need_cmake
+}
+
+# need_mpi REASON: mpirun, the compiler's wrapper, which the package of mpirun brings too, and the header.
+need_mpi() {
+  has_mpi || install openmpi-bin "$1"
+  has_mpi || install libopenmpi-dev "$1"
 }
 
 # configure_and_build PRESET TARGET...: with all targets of `all` when none is named.
