@@ -569,8 +569,16 @@ bool free_too_early(bool wait) {
   return got == 7;
 }
 
-// Memory used on a stream that isn't ordered after its cudaMallocAsync.
-void use_too_early(bool wait) {
+const program late_write("late write", [](int late) {
+  int* p = zeros<int>(64);
+  if (!late) launch({1, 1}, write_index, p + 7, 1, 0);
+  cudaFree(p);
+  if (late) launch({1, 1}, write_index, p + 7, 1, 0);
+  cudaDeviceSynchronize();
+});
+
+// Memory used on a stream that isn't ordered after its cudaMallocAsync. False if what was written is gone.
+bool use_too_early(bool wait) {
   cudaStream_t one, other;
   cudaStreamCreateWithFlags(&one, cudaStreamNonBlocking);
   cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
@@ -579,10 +587,14 @@ void use_too_early(bool wait) {
   if (wait) cudaStreamSynchronize(one);
   launch({1, 64, 0, other}, write_index, p, 64, 0);
   cudaStreamSynchronize(other);
+  cudaStreamSynchronize(one);
+  int got = 0;
+  cudaMemcpy(&got, p + 7, sizeof got, cudaMemcpyDeviceToHost);
   cudaFreeAsync(p, other);
   cudaStreamSynchronize(other);
   cudaStreamDestroy(one);
   cudaStreamDestroy(other);
+  return got == 7;
 }
 
 const program early_free("free", [](int number) {
@@ -591,7 +603,7 @@ const program early_free("free", [](int number) {
 });
 const program early_use("use", [](int wait) {
   emulated::reset({.eagerness = emulated::eagerness::lazy});
-  use_too_early(wait != 0);
+  if (!use_too_early(wait != 0)) std::_Exit(3);
 });
 
 }  // namespace detects
@@ -605,10 +617,18 @@ TEST_CASE("emulated: use after free across streams is found") {
   CHECK(found >= 3);
 }
 
+TEST_CASE("emulated: a write after the end of memory is found") {
+  CHECK(run("late write", 0).text.empty());
+  const ending late = run("late write", 1);
+  CHECK(late.says(with_asan ? "heap-use-after-free" : "byte 28 was written after the end of device memory of 256 bytes"));
+}
+
 TEST_CASE("emulated: use before a stream-ordered allocation is found") {
-  if (!with_asan) return;
   CHECK(run("use", 1).well);
-  CHECK(run("use", 0).says("use-after-poison"));
+  const ending early = run("use", 0);
+  CHECK(!early.well);
+  if (with_asan) CHECK(early.says("use-after-poison"));
+  if (watches_races()) CHECK(early.says("data race"));
 }
 
 TEST_CASE("emulated: what is left behind has a name") {

@@ -72,6 +72,9 @@ void machine::reset(const options& o) {
   events.clear();
   pools.clear();
   while (!memory.empty()) release(memory.begin()->second);
+  for (const allocation& dead : quarantine) std::free(dead.begin - 256);
+  quarantine.clear();
+  quarantined = 0;
   found.clear();
   with = o;
   random = generator(o.seed);
@@ -339,16 +342,28 @@ void machine::release(allocation& a) {
   // Not given back at once: who still writes it is found out.
   quarantine.push_back(dead);
   quarantined += dead.bytes;
+  if (quarantined > quarantine_bytes || quarantine.size() > 4096) check_quarantine();
   while (quarantined > quarantine_bytes || quarantine.size() > 4096) {
-    const allocation& old = quarantine.front();
-    for (std::size_t i = 0; i < old.bytes; ++i) {
-      if (static_cast<unsigned char>(old.begin[i]) == poison_byte) continue;
-      blame("byte " + std::to_string(i) + " was written after the end of " + describe(old));
-      break;
-    }
-    quarantined -= old.bytes;
-    std::free(old.begin - 256);
+    quarantined -= quarantine.front().bytes;
+    std::free(quarantine.front().begin - 256);
     quarantine.pop_front();
+  }
+}
+
+// Who has written memory after its end.
+void machine::check_quarantine() {
+  for (const allocation& dead : quarantine) {
+    constexpr std::uint64_t poison = ~std::uint64_t{0};
+    static_assert(poison_byte == 0xff);
+    std::size_t at = 0;
+    std::uint64_t word = poison;
+    for (; at + sizeof word <= dead.bytes && word == poison; at += sizeof word)
+      std::memcpy(&word, dead.begin + at, sizeof word);
+    if (word != poison) at -= sizeof word;
+    while (at < dead.bytes && static_cast<unsigned char>(dead.begin[at]) == poison_byte) ++at;
+    if (at == dead.bytes) continue;
+    blame("byte " + std::to_string(at) + " was written after the end of " + describe(dead));
+    std::memset(dead.begin, poison_byte, dead.bytes);
   }
 }
 
@@ -398,10 +413,10 @@ void machine::conceal() {
   }
 }
 
-void machine::bear(const void* p) {
-  const unwatched bookkeeping;
+void machine::bear(const void* p, std::uint64_t number) {
   allocation* a = find_start(p);
-  if (!a) return;
+  if (!a || a->number != number) return;  // cudaFree came first
+  if (!asan) std::memset(a->begin, poison_byte, a->bytes);  // who has used it already
   a->born = true;
   asan_unpoison(a->begin, a->bytes);
 }
@@ -436,7 +451,11 @@ void reset(const options& o) {
   the_machine().reset(o);
 }
 const options& current() { return the_machine().with; }
-const std::vector<std::string>& faults() { return the_machine().found; }
+const std::vector<std::string>& faults() {
+  const held hold(the_machine());
+  the_machine().check_quarantine();
+  return the_machine().found;
+}
 void report_fault(const std::string& text) {
   machine& m = the_machine();
   const held hold(m);

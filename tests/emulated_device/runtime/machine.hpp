@@ -152,9 +152,10 @@ class machine {
   allocation* find_start(const void* p);    // that begins there
   cudaError_t check_range(const void* p, std::size_t bytes) const;
   void check_guards(const std::string& after);
+  void check_quarantine();
   void expose();   // device code may read and write device memory
   void conceal();  // the host must not
-  void bear(const void* p);  // a cudaMallocAsync has come
+  void bear(const void* p, std::uint64_t number);  // a cudaMallocAsync has come
 
   void blame(const std::string& text) { found.push_back(text); }
 

@@ -137,7 +137,7 @@ cudaError_t allocate_in_order(void** pointer, std::size_t bytes, std::optional<c
   if (code != cudaSuccess || !*pointer) return c.end(code);
   pool->used += bytes;
   if (pool->used > pool->used_high) pool->used_high = pool->used;
-  c.m.push(s, "allocate", [&m = c.m, p = *pointer] { m.bear(p); });
+  c.m.push(s, "allocate", [&m = c.m, p = *pointer, number = c.m.made] { m.bear(p, number); });
   return c.end(cudaSuccess);
 }
 
