@@ -201,6 +201,36 @@ TEST_CASE("emulated: handles of pools that are gone, or never were, are refused"
   CHECK(cudaGetLastError() == cudaErrorInvalidValue);
 }
 
+TEST_CASE("emulated: a device that is reset ends its work and forgets its handles, and no others") {
+  cudaStream_t streams[2];
+  cudaEvent_t events[2];
+  int* numbers[2];
+  for (const int device : {1, 0}) {
+    REQUIRE(cudaSetDevice(device) == cudaSuccess);
+    REQUIRE(cudaStreamCreate(&streams[device]) == cudaSuccess);
+    REQUIRE(cudaEventCreate(&events[device]) == cudaSuccess);
+    REQUIRE(cudaMalloc(&numbers[device], 64 * sizeof(int)) == cudaSuccess);
+    for (int i = 0; i < 5; ++i) {
+      CHECK(launch({1, 1, 0, streams[device]}, nothing) == cudaSuccess);
+      CHECK(cudaMemsetAsync(numbers[device], 7, 64 * sizeof(int), streams[device]) == cudaSuccess);
+      CHECK(cudaEventRecord(events[device], streams[device]) == cudaSuccess);
+    }
+  }
+  CHECK(cudaDeviceReset() == cudaSuccess);
+  CHECK(cudaStreamSynchronize(streams[0]) == cudaErrorInvalidResourceHandle);
+  CHECK(cudaEventSynchronize(events[0]) == cudaErrorInvalidResourceHandle);
+  CHECK(cudaFree(numbers[0]) == cudaErrorInvalidValue);
+  CHECK(cudaGetLastError() == cudaErrorInvalidValue);
+  CHECK(launch({1, 1}, nothing) == cudaSuccess);
+  CHECK(cudaStreamSynchronize(streams[1]) == cudaSuccess);
+  int got = 0;
+  CHECK(cudaMemcpy(&got, numbers[1], sizeof got, cudaMemcpyDefault) == cudaSuccess);
+  CHECK(got == 0x07070707);
+  CHECK(cudaEventDestroy(events[1]) == cudaSuccess);
+  CHECK(cudaStreamDestroy(streams[1]) == cudaSuccess);
+  CHECK(cudaFree(numbers[1]) == cudaSuccess);
+}
+
 TEST_CASE("emulated: stream capture is refused") {
   cudaStream_t stream;
   cudaStreamCreate(&stream);

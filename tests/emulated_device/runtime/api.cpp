@@ -211,9 +211,12 @@ cudaError_t cudaDeviceReset() {
     ++a;
     if (here.device == on && here.kind != memory_kind::registered) c.m.release(here);
   }
-  own_device(c.m).broken = cudaSuccess;
-  own_device(c.m).peers.clear();
-  own_device(c.m).dynamic_shared.clear();
+  c.m.forget_handles(on);
+  device& own = own_device(c.m);
+  own.broken = cudaSuccess;
+  own.peers.clear();
+  own.dynamic_shared.clear();
+  own.pool = &own.own_pool;
   me().last = cudaSuccess;
   return cudaSuccess;
 }
@@ -352,10 +355,8 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   if (c.m.in_item) return c.end(cudaErrorNotPermitted);
   const auto found = c.m.streams.find(stream);
   if (found == c.m.streams.end()) return c.end(cudaErrorInvalidResourceHandle);
-  stream->of->destroyed = true;
-  if (stream->of->items.empty()) c.m.retire(stream->of);
   c.m.streams.erase(found);
-  delete stream;
+  c.m.destroy(stream);
   return c.end(cudaSuccess);
 }
 
@@ -486,6 +487,7 @@ cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlag
 // Who waits for it already still does.
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   call c(false);
+  if (c.m.in_item) return c.end(cudaErrorNotPermitted);
   if (!c.m.events.erase(event)) return c.end(cudaErrorInvalidResourceHandle);
   delete event;
   return c.end(cudaSuccess);

@@ -182,6 +182,31 @@ void machine::run_one(const std::shared_ptr<stream>& s) noexcept {
   if (s->destroyed && s->items.empty()) retire(s);
 }
 
+void machine::destroy(cudaStream_t handle) {
+  const std::shared_ptr<stream> s = handle->of;
+  delete handle;
+  s->destroyed = true;
+  if (s->items.empty()) retire(s);
+}
+
+void machine::forget_handles(int on) {
+  std::erase_if(streams, [&](cudaStream_t s) {
+    const bool gone = s->of->device == on;
+    if (gone) destroy(s);
+    return gone;
+  });
+  std::erase_if(events, [&](cudaEvent_t e) {
+    const bool gone = e->device == on;
+    if (gone) delete e;
+    return gone;
+  });
+  std::erase_if(pools, [&](cudaMemPool_t p) {
+    const bool gone = p->device == on;
+    if (gone) delete p;
+    return gone;
+  });
+}
+
 void machine::retire(const std::shared_ptr<stream>& s) {
   device& on = devices[static_cast<std::size_t>(s->device)];
   void* const host = tsan_current();

@@ -137,7 +137,9 @@ class machine {
   std::shared_ptr<stream> find(cudaStream_t handle);  // null if there is no such stream
   point push(const std::shared_ptr<stream>& s, std::string name, std::function<void()> run,
              std::vector<point> after = {}, std::function<void()> ended = {});
+  void destroy(cudaStream_t handle);              // what is in the stream still runs
   void retire(const std::shared_ptr<stream>& s);  // it is destroyed, and nothing is left to do
+  void forget_handles(int device);                // streams, events and pools are gone
   static point end_of(const std::shared_ptr<stream>& s) { return {s, s->pushed, s->end}; }
   static bool reached(const point& p) { return p.of->run >= p.number; }
   void wait_for(const point& p);

@@ -330,6 +330,7 @@ cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* p) {
 }
 cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
   call c(false);
+  if (c.m.in_item) return c.end(cudaErrorNotPermitted);
   if (!c.m.pools.erase(pool)) return c.end(cudaErrorInvalidValue);
   for (device& d : c.m.devices)
     if (d.pool == pool) d.pool = &d.own_pool;
