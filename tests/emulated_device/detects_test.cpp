@@ -107,6 +107,16 @@ bool pipeline(bool full, bool empty) {
 
 const program pipeline_program("pipeline", [](int events) { pipeline(events & 1, events & 2); });
 
+// Two streams, with others between them, that write the same.
+const program two_writers("two writers", [](int others) {
+  std::vector<cudaStream_t> streams(static_cast<std::size_t>(others) + 2);
+  for (cudaStream_t& s : streams) cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
+  int* p = zeros<int>(32);
+  launch({1, 32, 0, streams.front()}, write_index, p, 32, 0);
+  launch({1, 32, 0, streams.back()}, write_index, p, 32, 0);
+  cudaDeviceSynchronize();
+});
+
 int wrong_of(int seeds, bool full, bool empty) {
   int wrong = 0;
   for (int seed = 0; seed < seeds; ++seed) {
@@ -133,6 +143,7 @@ TEST_CASE("emulated: a missing event is a race, whatever the seed") {
     CHECK(!e.well);
     CHECK(e.says("data race"));
   }
+  for (const int others : {0, 1, 2, 3, 4, 5, 6}) CHECK(run("two writers", others).says("data race"));
 }
 
 // ---- Barriers

@@ -118,7 +118,7 @@ cudaError_t launch(const void* kernel, const cudaLaunchConfig_t* config, std::si
          .dynamic_shared = config->dynamicSmemBytes,
          .shared_limit = granted(c.m, kernel) ? shared_most : shared_default,
          .seed = c.m.random.next(),
-         .stream = static_cast<unsigned>(s->id),
+         .stream = s->nth,
          .patience = c.m.with.patience};
   queue_grid(c.m, s, std::move(g), std::move(body));
   return c.end(cudaSuccess);
@@ -133,7 +133,7 @@ cudaError_t enqueue(cudaStream_t stream, const char* name, std::function<void()>
   if (c.m.launches_until_failure && --c.m.launches_until_failure == 0) return c.end(c.m.launch_failure);
   grid g{.name = name,
          .seed = c.m.random.next(),
-         .stream = static_cast<unsigned>(s->id),
+         .stream = s->nth,
          .patience = c.m.with.patience};
   queue_grid(c.m, s, std::move(g), std::move(body));
   return c.end(cudaSuccess);

@@ -93,17 +93,14 @@ std::string triple(unsigned x, unsigned y, unsigned z) {
 
 class engine {
  public:
-  engine() = default;
-  engine(const engine&) = delete;
-  ~engine() {
-    for (const std::unique_ptr<fiber>& f : fibers_) {
-      tsan_destroy(f->tsan_context);
-      munmap(f->stack - page, stack_bytes + page);
-    }
-  }
-
   std::optional<fault> run(const grid& g, const std::function<void()>& body) {
     const unwatched bookkeeping;
+    static thread_local const char caller = 0;
+    if (caller_ != &caller) {
+      // What a fiber has on its stack belongs to another OS thread: addresses of thread-local variables.
+      for (const std::unique_ptr<fiber>& f : fibers_) f->fresh = true;
+      caller_ = &caller;
+    }
     grid_ = &g;
     body_ = &body;
     random_ = generator(g.seed);
@@ -535,6 +532,7 @@ class engine {
   generator random_{0};
   std::optional<fault> fault_;
 
+  const char* caller_ = nullptr;  // the OS thread that runs the grid
   fiber host_;
   fiber* running_ = &host_;
   fiber* left_ = nullptr;
@@ -563,8 +561,6 @@ class engine {
   std::unique_ptr<grid_tags> tags_;
 };
 
-// One per OS thread; ends with it.
-thread_local std::unique_ptr<engine> own_engine;
 constinit thread_local engine* running_engine = nullptr;
 
 engine& device_side(const char* what) {
@@ -576,12 +572,10 @@ engine& device_side(const char* what) {
 }  // namespace
 
 std::optional<fault> run_grid(const grid& g, const std::function<void()>& body) {
-  {
-    const unwatched bookkeeping;  // made by a stream, but freed by the OS thread
-    if (!own_engine) own_engine = std::make_unique<engine>();
-    running_engine = own_engine.get();
-  }
-  std::optional<fault> f = own_engine->run(g, body);
+  // One for all OS threads, since ThreadSanitizer has few contexts; who calls holds the machine. Never destroyed.
+  static engine* const one = new engine;
+  running_engine = one;
+  std::optional<fault> f = one->run(g, body);
   running_engine = nullptr;
   return f;
 }

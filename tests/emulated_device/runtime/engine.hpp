@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Runs the blocks of a grid, one after the other, on the calling OS thread.
+// Runs the blocks of a grid, one after the other, on the calling OS thread. One grid runs at a time.
 
 #include <cuda_runtime_api.h>
 
@@ -25,7 +25,7 @@ struct grid {
   std::size_t dynamic_shared = 0;
   std::size_t shared_limit = 48 * 1024;  // of static and dynamic shared memory together
   std::uint64_t seed = 0;
-  unsigned stream = 0;  // threads of different streams share no ThreadSanitizer context
+  unsigned stream = 0;  // threads of eight streams that were made in a row share no ThreadSanitizer context
   std::uint64_t patience = 0;  // steps without a thread that ends, until the grid is given up
 };
 

@@ -79,6 +79,7 @@ void machine::reset(const options& o) {
   with = o;
   random = generator(o.seed);
   ran = choices = made = 0;
+  streams_made = 0;
   now = 0.0;
   allocations_until_failure = launches_until_failure = 0;
   launch_failure = cudaSuccess;
@@ -101,6 +102,7 @@ std::shared_ptr<stream> machine::make_stream(int device, unsigned flags, int pri
   s->flags = flags;
   s->priority = priority;
   s->id = ++made;
+  s->nth = streams_made++;
   s->context = tsan_create();
   all_streams.push_back(s);
   return s;

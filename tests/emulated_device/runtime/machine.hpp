@@ -63,6 +63,7 @@ struct stream {
   unsigned flags = 0;
   int priority = 0;
   std::uint64_t id = 0;
+  unsigned nth = 0;  // of the streams made since the reset
   std::deque<item> items;
   std::uint64_t pushed = 0, run = 0;
   bool running = false;
@@ -174,6 +175,7 @@ class machine {
   std::size_t quarantined = 0;
   std::vector<std::string> found;
   std::uint64_t made = 0;  // numbers handles and allocations
+  unsigned streams_made = 0;
   std::uint64_t ran = 0, choices = 0;
   double now = 0.0;        // virtual milliseconds: each item takes some
   std::uint64_t allocations_until_failure = 0, launches_until_failure = 0;
