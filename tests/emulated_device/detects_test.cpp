@@ -299,11 +299,27 @@ __global__ void static_shared() {
   HEDDLE_SHARED(char[40'000], bytes);
   bytes[0] = 1;
 }
+__device__ int depth(volatile int* p, int n) { return *p != 0 ? n : 1 + depth(p, n + 1) / 2 + *p; }
+__global__ void recurses(int* p, int n) { *p = depth(p, n); }
+__global__ void large_frame(int* p) {
+  volatile char own[400 * 1024];
+  for (int i = 0; i < 400 * 1024; i += 4096) own[i] = static_cast<char>(threadIdx.x);
+  __syncthreads();
+  for (int i = 0; i < 400 * 1024; i += 4096)
+    if (own[i] != static_cast<char>(threadIdx.x)) __trap();
+  if (threadIdx.x == 0) *p = own[0];
+}
 __global__ void traps(int* p) {
   if (threadIdx.x == 3) __trap();
   p[threadIdx.x] = 1;
 }
 
+const program wild("wild", [](int) { fault_of({1, 32}, write_index, reinterpret_cast<int*>(4096), 1, 0); });
+const program deep("deep", [](int) { fault_of({1, 1}, recurses, zeros<int>(1), 1); });
+const program large("large", [](int) {
+  int* p = zeros<int>(1);
+  if (fault_of({1, 64}, large_frame, p) != "cudaSuccess") std::_Exit(3);
+});
 const program throwing_function("throw", [](int) {
   cudaLaunchHostFunc(nullptr, [](void*) { throw std::runtime_error("from a host function"); }, nullptr);
   try {
@@ -319,6 +335,19 @@ TEST_CASE("emulated: a host function that throws ends the process") {
   const ending thrown = run("throw");
   CHECK(!thrown.well);
   CHECK(thrown.says("from a host function"));
+}
+
+TEST_CASE("emulated: a wild access ends the process and says where") {
+  const ending e = run("wild");
+  CHECK(!e.well);
+  if (!watches_races()) CHECK(e.says("in kernel detects::write_index, block (0, 0, 0), thread (0, 0, 0)"));
+}
+
+TEST_CASE("emulated: a device thread has 512 KiB for its own") {
+  CHECK(run("large").well);
+  const ending e = run("deep");
+  CHECK(!e.well);
+  CHECK(e.says(with_asan || watches_races() ? "stack-overflow" : "thread (0, 0, 0): the stack is full at"));
 }
 
 TEST_CASE("emulated: a divergent barrier is an error that says where") {

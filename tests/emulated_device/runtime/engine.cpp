@@ -10,6 +10,7 @@
 
 #include <boost/context/detail/fcontext.hpp>
 
+#include <signal.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -35,8 +36,10 @@ namespace {
 
 namespace context = boost::context::detail;
 
-constexpr std::size_t page = 4096;
-constexpr std::size_t stack_bytes = asan || tsan ? 256 * 1024 : 64 * 1024;
+// As much as a device has for a thread's local memory, and more for what sanitizers add. Only what is used is real.
+constexpr std::size_t stack_bytes = (asan || tsan ? 1024 : 512) * 1024;
+// A frame that jumps over it is larger than any device takes; odd in pages, so that stacks don't share cache sets.
+constexpr std::size_t guard_bytes = 512 * 1024 + 4096;
 constexpr unsigned stream_sets = 8;
 constexpr std::size_t static_shared_limit = 48 * 1024;
 constexpr std::uint64_t step_of_yield = 16;  // a loop that only yields is given up sooner than one of barriers
@@ -44,7 +47,7 @@ constexpr std::uint64_t step_of_yield = 16;  // a loop that only yields is given
 // A stack on which device threads run, and where it was left. The OS thread's own stack is one too.
 struct fiber {
   context::fcontext_t at = nullptr;
-  char* stack = nullptr;  // lowest address; below it lies a guard page
+  char* stack = nullptr;  // lowest address; below it lies the guard
   const void* bottom = nullptr;
   std::size_t bytes = 0;
   void* fake_stack = nullptr;
@@ -260,6 +263,11 @@ class engine {
     fault_ = {code, where() + ": " + text};
   }
 
+  bool ends_its_stack(const void* address) const {
+    const auto* const at = static_cast<const char*>(address);
+    return running_ != &host_ && at < running_->stack && at >= running_->stack - guard_bytes;
+  }
+
   std::string where() const {
     return "kernel " + grid_->name + ", block " + triple(blockIdx.x, blockIdx.y, blockIdx.z) + ", thread " +
            triple(threadIdx.x, threadIdx.y, threadIdx.z);
@@ -423,13 +431,13 @@ class engine {
 
   fiber& make_fiber() {
     fiber& f = *fibers_.emplace_back(std::make_unique<fiber>());
-    void* all = mmap(nullptr, stack_bytes + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                     -1, 0);
-    if (all == MAP_FAILED || mprotect(all, page, PROT_NONE) != 0) {
+    void* all = mmap(nullptr, guard_bytes + stack_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (all == MAP_FAILED ||
+        mprotect(static_cast<char*>(all) + guard_bytes, stack_bytes, PROT_READ | PROT_WRITE) != 0) {
       std::fprintf(stderr, "emulated device: no memory for the stack of a device thread\n");
       std::abort();
     }
-    f.stack = static_cast<char*>(all) + page;
+    f.stack = static_cast<char*>(all) + guard_bytes;
     f.bottom = f.stack;
     f.bytes = stack_bytes;
     f.tsan_context = tsan_create();
@@ -563,6 +571,40 @@ class engine {
 
 constinit thread_local engine* running_engine = nullptr;
 
+// While it lives, a device thread that reads or writes where no memory is says so before the process ends.
+// The sanitizers have reports of their own.
+class crash_report {
+ public:
+  crash_report() {
+    if (asan || tsan) return;
+    stack_t other{};
+    sigaltstack(nullptr, &other);
+    if (other.ss_flags & SS_DISABLE) {  // the device thread's own may be what has ended
+      static thread_local char own[64 * 1024];
+      other = {own, 0, sizeof own};
+      sigaltstack(&other, nullptr);
+    }
+    struct sigaction mine {};
+    mine.sa_sigaction = &tell;
+    mine.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    sigaction(SIGSEGV, &mine, &before_);
+  }
+  ~crash_report() {
+    if (!asan && !tsan) sigaction(SIGSEGV, &before_, nullptr);
+  }
+  crash_report(const crash_report&) = delete;
+
+ private:
+  // The access is made again when this returns, for whoever handled it before.
+  static void tell(int, siginfo_t* info, void*) {
+    sigaction(SIGSEGV, &before_, nullptr);
+    if (!running_engine) return;
+    std::fprintf(stderr, "emulated device: in %s: %s %p\n", running_engine->where().c_str(),
+                 running_engine->ends_its_stack(info->si_addr) ? "the stack is full at" : "no memory at", info->si_addr);
+  }
+  static inline struct sigaction before_ {};
+};
+
 engine& device_side(const char* what) {
   if (running_engine) return *running_engine;
   std::fprintf(stderr, "emulated device: %s called outside of a kernel\n", what);
@@ -575,6 +617,7 @@ std::optional<fault> run_grid(const grid& g, const std::function<void()>& body) 
   // One for all OS threads, since ThreadSanitizer has few contexts; who calls holds the machine. Never destroyed.
   static engine* const one = new engine;
   running_engine = one;
+  const crash_report report;
   std::optional<fault> f = one->run(g, body);
   running_engine = nullptr;
   return f;
