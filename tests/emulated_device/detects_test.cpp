@@ -10,6 +10,8 @@
 
 #include <emulated/control.h>
 
+#undef NDEBUG
+#include <cassert>
 #include <cstdio>
 #include <cstdlib>
 #include <stdexcept>
@@ -309,6 +311,10 @@ __global__ void large_frame(int* p) {
     if (own[i] != static_cast<char>(threadIdx.x)) __trap();
   if (threadIdx.x == 0) *p = own[0];
 }
+__global__ void asserts(int* p) {
+  assert(threadIdx.x != 3);
+  p[threadIdx.x] = 1;
+}
 __global__ void traps(int* p) {
   if (threadIdx.x == 3) __trap();
   p[threadIdx.x] = 1;
@@ -407,6 +413,14 @@ TEST_CASE("emulated: a fault ends the kernel, and the device returns it until it
   p = zeros<int>(64);
   CHECK(launch({1, 64}, write_index, p, 64, 0) == cudaSuccess);
   CHECK(cudaDeviceSynchronize() == cudaSuccess);
+  cudaFree(p);
+}
+
+TEST_CASE("emulated: an assertion of a kernel is an error of the device") {
+  int* p = zeros<int>(32);
+  const std::string text = fault_of({1, 32}, asserts, p);
+  CHECK(contains(text, "cudaErrorAssert"));
+  CHECK(contains(text, "thread (3, 0, 0): assertion threadIdx.x != 3 failed at detects_test.cpp:"));
   cudaFree(p);
 }
 

@@ -653,6 +653,16 @@ void trap() { device_side("__trap").give_up(cudaErrorLaunchFailure, "__trap()");
 
 }  // namespace emulated
 
+// What assert() of the C library calls, in its place: in a kernel it ends the kernel.
+extern "C" void __assert_fail(const char* condition, const char* file, unsigned line, const char* function) noexcept {
+  if (emulated::running_engine) {
+    emulated::running_engine->give_up(cudaErrorAssert, "assertion %s failed at %s:%u", condition,
+                                      emulated::file_of({file, line}), line);
+  }
+  std::fprintf(stderr, "%s:%u: %s: Assertion `%s' failed.\n", file, line, function, condition);
+  std::abort();
+}
+
 #if EMULATED_ASAN
 // AddressSanitizer's report begins with the place on the device.
 extern "C" void __asan_on_error() {
