@@ -297,6 +297,12 @@ __global__ void spins_on_votes(int* p) {
   }
 }
 __global__ void shuffles(int* p, int width) { p[threadIdx.x] = __shfl_down_sync(0xffffffffu, 1, 1, width); }
+__global__ void mixes_reductions(int* p) {
+  p[threadIdx.x] = threadIdx.x < 16 ? __reduce_min_sync(0xffffffffu, 1) : __reduce_max_sync(0xffffffffu, 1);
+}
+__global__ void mixes_shuffles(int* p) {
+  p[threadIdx.x] = threadIdx.x < 16 ? __shfl_up_sync(0xffffffffu, 1, 1) : __shfl_xor_sync(0xffffffffu, 1, 1);
+}
 __global__ void static_shared() {
   HEDDLE_SHARED(char[40'000], bytes);
   bytes[0] = 1;
@@ -378,6 +384,15 @@ TEST_CASE("emulated: a warp operation whose mask names absent lanes is an error"
   CHECK(told);
   CHECK(contains(fault_of({1, 32}, not_in_own_mask, p), "doesn't name the calling lane 1"));
   CHECK(contains(fault_of({1, 48}, beyond_the_block, p), "absent lanes 0xffff0000"));
+  cudaFree(p);
+}
+
+TEST_CASE("emulated: lanes that call different warp operations don't meet") {
+  int* p = zeros<int>(32);
+  const std::string reductions = fault_of({1, 32}, mixes_reductions, p);
+  CHECK(contains(reductions, "no thread can go on"));
+  CHECK(contains(reductions, "waits at __reduce_min_sync"));
+  CHECK(contains(fault_of({1, 32}, mixes_shuffles, p), "waits at __shfl_up_sync"));
   cudaFree(p);
 }
 

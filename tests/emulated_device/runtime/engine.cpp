@@ -74,13 +74,21 @@ struct shared_block {
 const char* name_of(warp_operation o) {
   switch (o) {
     case warp_operation::sync: return "__syncwarp";
-    case warp_operation::shuffle: return "a shuffle";
+    case warp_operation::shuffle: return "__shfl_sync";
+    case warp_operation::shuffle_up: return "__shfl_up_sync";
+    case warp_operation::shuffle_down: return "__shfl_down_sync";
+    case warp_operation::shuffle_xor: return "__shfl_xor_sync";
     case warp_operation::ballot: return "__ballot_sync";
     case warp_operation::any: return "__any_sync";
     case warp_operation::all: return "__all_sync";
     case warp_operation::match_any: return "__match_any_sync";
     case warp_operation::match_all: return "__match_all_sync";
-    case warp_operation::reduce: return "__reduce_sync";
+    case warp_operation::reduce_add: return "__reduce_add_sync";
+    case warp_operation::reduce_min: return "__reduce_min_sync";
+    case warp_operation::reduce_max: return "__reduce_max_sync";
+    case warp_operation::reduce_and: return "__reduce_and_sync";
+    case warp_operation::reduce_or: return "__reduce_or_sync";
+    case warp_operation::reduce_xor: return "__reduce_xor_sync";
   }
   return "?";
 }

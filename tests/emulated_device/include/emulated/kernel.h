@@ -34,7 +34,10 @@ struct site {
 };
 
 /// Operations for which the lanes of a mask meet.
-enum class warp_operation : unsigned char { sync, shuffle, ballot, any, all, match_any, match_all, reduce };
+enum class warp_operation : unsigned char {
+  sync, shuffle, shuffle_up, shuffle_down, shuffle_xor, ballot, any, all, match_any, match_all,
+  reduce_add, reduce_min, reduce_max, reduce_and, reduce_or, reduce_xor
+};
 
 /// Lanes that meet: what each of them brought, valid until every one has called leave().
 struct meeting {
@@ -88,8 +91,9 @@ template <class Value> inline Value unpack(std::uint64_t bits) {
 }
 
 /// Value of lane `from`; a lane outside of the mask has brought nothing, and its value is all ones.
-template <class Value> inline Value exchange(unsigned mask, Value value, unsigned from, site where) {
-  const meeting& m = meet(mask, warp_operation::shuffle, pack(value), where);
+template <class Value>
+inline Value exchange(unsigned mask, warp_operation kind, Value value, unsigned from, site where) {
+  const meeting& m = meet(mask, kind, pack(value), where);
   const std::uint64_t bits = (mask >> from & 1u) ? m.value[from] : ~std::uint64_t{0};
   leave(m);
   return unpack<Value>(bits);
@@ -192,36 +196,38 @@ template <emulated::shuffled Value>
 inline Value __shfl_sync(unsigned mask, Value value, int from, int width = 32, EMULATED_SITE) {
   emulated::check_width(width);
   const unsigned segment = emulated::lane() & ~static_cast<unsigned>(width - 1);
-  return emulated::exchange(mask, value, segment | (static_cast<unsigned>(from) & static_cast<unsigned>(width - 1)),
-                            EMULATED_HERE);
+  return emulated::exchange(mask, emulated::warp_operation::shuffle, value,
+                            segment | (static_cast<unsigned>(from) & static_cast<unsigned>(width - 1)), EMULATED_HERE);
 }
 template <emulated::shuffled Value>
 inline Value __shfl_up_sync(unsigned mask, Value value, unsigned delta, int width = 32, EMULATED_SITE) {
   emulated::check_width(width);
   const unsigned lane = emulated::lane(), inside = lane & static_cast<unsigned>(width - 1);
-  return emulated::exchange(mask, value, delta > inside ? lane : lane - delta, EMULATED_HERE);
+  return emulated::exchange(mask, emulated::warp_operation::shuffle_up, value, delta > inside ? lane : lane - delta,
+                            EMULATED_HERE);
 }
 template <emulated::shuffled Value>
 inline Value __shfl_down_sync(unsigned mask, Value value, unsigned delta, int width = 32, EMULATED_SITE) {
   emulated::check_width(width);
   const unsigned lane = emulated::lane(), inside = lane & static_cast<unsigned>(width - 1);
-  return emulated::exchange(mask, value, delta >= static_cast<unsigned>(width) - inside ? lane : lane + delta,
-                            EMULATED_HERE);
+  return emulated::exchange(mask, emulated::warp_operation::shuffle_down, value,
+                            delta >= static_cast<unsigned>(width) - inside ? lane : lane + delta, EMULATED_HERE);
 }
 template <emulated::shuffled Value>
 inline Value __shfl_xor_sync(unsigned mask, Value value, int lanes, int width = 32, EMULATED_SITE) {
   emulated::check_width(width);
   const unsigned lane = emulated::lane(), from = lane ^ static_cast<unsigned>(lanes);
   const unsigned end = (lane | static_cast<unsigned>(width - 1)) + 1;  // a segment before the own one may be read
-  return emulated::exchange(mask, value, from >= end || from > 31 ? lane : from, EMULATED_HERE);
+  return emulated::exchange(mask, emulated::warp_operation::shuffle_xor, value, from >= end || from > 31 ? lane : from,
+                            EMULATED_HERE);
 }
 
 // Reductions over a warp, for int and unsigned
 
-#define EMULATED_REDUCE(name, type, expression)                                                                    \
-  inline type __reduce_##name##_sync(unsigned mask, type value, EMULATED_SITE) {                                   \
-    return emulated::combine(mask, value, emulated::warp_operation::reduce, [](type a, type b) { return expression; }, \
-                             EMULATED_HERE);                                                                       \
+#define EMULATED_REDUCE(name, type, expression)                                                \
+  inline type __reduce_##name##_sync(unsigned mask, type value, EMULATED_SITE) {               \
+    return emulated::combine(mask, value, emulated::warp_operation::reduce_##name,             \
+                             [](type a, type b) { return expression; }, EMULATED_HERE);        \
   }
 EMULATED_REDUCE(add, unsigned, a + b)
 EMULATED_REDUCE(min, unsigned, a < b ? a : b)
