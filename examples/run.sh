@@ -10,10 +10,10 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 jobs=$(nproc)
 source "$root/tests/support/install.sh"
 
-program=gpt launcher=()
+program=gpt launcher=() options=()
 if [ "${1-}" = --mpi ]; then
   [[ ${2-} =~ ^[1-9][0-9]*$ ]] || { echo "examples/run.sh: --mpi takes a number, not '${2-}'" >&2; exit 2; }
-  program=gpt_mpi launcher=(mpirun -np "$2")
+  program=gpt_mpi launcher=(mpirun -np "$2") options=(-DHEDDLE_EXAMPLES_MPI=ON)
   shift 2
 fi
 
@@ -23,7 +23,7 @@ build() {
   if [ $program = gpt_mpi ]; then
     need_mpi "ranks that are processes"
   fi
-  step "configuring" cmake --preset release -DHEDDLE_BUILD_TESTS=OFF -B build/examples
+  step "configuring" cmake --preset release -DHEDDLE_BUILD_TESTS=OFF "${options[@]}" -B build/examples
   step "building" cmake --build build/examples -j "$jobs" --target $program
 }
 

@@ -45,7 +45,6 @@ need_compiler
 has_header catch2/catch_all.hpp || has_header catch2/catch.hpp || install catch2 "the tests"
 has_header boost/context/detail/fcontext.hpp || install libboost-context-dev "the emulated device, on which CUDA code is tested"
 have doxygen || install doxygen "checking the documentation"
-need_mpi "the tests of the communicator over MPI"
 have git || install git "the test that fetches this repository"
 [ $all = no ] || has_header benchmark/benchmark.h || install libbenchmark-dev "compiling the benchmarks"
 
