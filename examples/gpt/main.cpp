@@ -9,6 +9,7 @@
 #include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <string_view>
@@ -43,7 +44,10 @@ std::vector<const gpt::strategy_entry*> chosen(const gpt::options& o) {
   for (const auto& e : gpt::all_strategies()) {
     if (o.strategies.empty() && e.standard) out.push_back(&e);
   }
-  for (const std::string& name : o.strategies) out.push_back(&find_strategy(name));
+  for (const std::string& name : o.strategies) {
+    const gpt::strategy_entry* e = &find_strategy(name);
+    if (std::find(out.begin(), out.end(), e) == out.end()) out.push_back(e);
+  }
   return out;
 }
 
@@ -67,9 +71,9 @@ void judge(std::vector<gpt::outcome>& all, const gpt::options& o) {
   for (gpt::outcome& mine : all) {
     const gpt::strategy_entry& e = find_strategy(mine.name);
     if (!mine.complete) continue;
-    if (e.limit > 0 && o.standard())
-      mine.verdicts.push_back({"<= " + gpt::text_of("%.2f", e.limit), mine.loss <= e.limit});
-    if (o.longer) mine.verdicts.push_back({"<= 1.58", mine.loss <= 1.58});
+    const double limit = o.longer ? 1.58 : e.limit;
+    if (limit > 0 && o.standard())
+      mine.verdicts.push_back({"<= " + gpt::text_of("%.2f", limit), mine.loss <= limit});
     const gpt::outcome* twin = find_outcome(all, e.twin);
     if (!twin || !twin->complete) continue;
     if (e.memory) {
@@ -132,8 +136,22 @@ std::string headline(const gpt::options& o, const gpt::corpus& text) {
          std::to_string(o.seed) + ". Losses are in nats per character on the last tenth of the text.";
 }
 
+/// Finds out before the training whether its results can be kept.
+void prepare_files(const gpt::options& o, const std::vector<const gpt::strategy_entry*>& strategies) {
+  if (!o.report.empty() && !std::ofstream(o.report, std::ios::app)) {
+    throw gpt::usage_error("--report: cannot write " + o.report);
+  }
+  for (const gpt::strategy_entry* e : strategies) {
+    std::error_code why;
+    if (o.save.empty()) break;
+    std::filesystem::create_directories(o.save + "/" + e->name, why);
+    if (why) throw gpt::usage_error("--save: cannot make " + o.save + "/" + e->name + ": " + why.message());
+  }
+}
+
 int compare(const gpt::options& o, const gpt::corpus& text) {
   const auto strategies = chosen(o);
+  prepare_files(o, strategies);
   std::vector<gpt::outcome> all;
   std::printf("%s\n\n", headline(o, text).c_str());
   for (const gpt::strategy_entry* e : strategies) {
@@ -189,6 +207,7 @@ int main(int count, char** arguments) {
     std::signal(SIGINT, on_signal);
     std::signal(SIGTERM, on_signal);
     const gpt::corpus text(o.data);
+    gpt::check_length(text, o);
     return o.smoke ? smoke(o, text) : compare(o, text);
   } catch (const gpt::usage_error& e) {
     std::fprintf(stderr, "gpt: %s\n", e.what());

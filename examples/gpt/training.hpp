@@ -16,7 +16,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <iomanip>
 #include <numbers>
@@ -97,6 +96,20 @@ struct bookmark {
     return out;
   }
 };
+
+/// Sequences of held-out text with which every rank has a batch to judge.
+inline std::size_t windows_needed(const options& o) { return o.ranks * ((o.batch + o.ranks - 1) / o.ranks); }
+
+/// Throws: usage_error if the text is too short for these options.
+inline void check_length(const corpus& text, const options& o) {
+  const std::size_t have = text.training().size() + text.validation().size();
+  const std::size_t held_out = windows_needed(o) * o.context + 1;
+  if (have < 10 * held_out) {
+    throw usage_error("--data: " + o.data + " has " + std::to_string(have) + " characters; with --context " +
+                      std::to_string(o.context) + " and --batch " + std::to_string(o.batch) + " it takes " +
+                      std::to_string(10 * held_out));
+  }
+}
 
 /// One rank of a training run.
 template <class Comm, class Plan, class Rule> class trainer {
@@ -192,7 +205,8 @@ template <class Comm, class Plan, class Rule> class trainer {
     const shape& s = model_.shared().dims;
     const auto text = job_.text.validation();
     const std::size_t windows = (text.size() - 1) / s.context;
-    const std::size_t stride = job_.settings.ranks * (whole ? 1 : 10);
+    const std::size_t batches = windows / windows_needed(job_.settings);  // at least 1
+    const std::size_t stride = job_.settings.ranks * (whole ? 1 : std::min<std::size_t>(batches, 10));
     double sum = 0, count = 0;
     sequences judged;
     std::size_t filled = 0;
@@ -227,8 +241,6 @@ template <class Comm, class Plan, class Rule> class trainer {
   }
 
   void save(const bookmark& now, std::size_t step, const std::string& directory) {
-    if (rank_ == 0) std::filesystem::create_directories(directory);
-    hd::barrier(comm_);
     replica_.save(directory);
     if (rank_ != 0) return;
     bookmark mark = now;
