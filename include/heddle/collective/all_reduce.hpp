@@ -93,7 +93,7 @@ class all_reduce_plan {
   bool operator()(Comm& comm, void* buffer, const leaf& l) {
     detail::require_topology<Comm, Topology>();
     detail::check_buffer("all_reduce", buffer, count_);
-    const header h{operation_kind::all_reduce, l.type, l.id, 0, comm.next_sequence(), 1, count_};
+    const header h = begin_call(comm, {operation_kind::all_reduce, l.type, l.id, 0, 0, 1, count_});
     if (comm.size() == 1) return false;
     std::byte* const data = static_cast<std::byte*>(buffer);
     if constexpr (std::is_same_v<Topology, native>) {

@@ -65,7 +65,7 @@ void gather_blocks(Comm& comm, const Topology& t, std::span<Element> all, const 
   check_counts("all_gather", blocks, comm.size(), all.size());
   check_buffer("all_gather", all.data(), all.size());
   const schedule s = t.all_gather(comm.rank(), comm.size(), blocks);
-  const header h{operation_kind::all_gather, dtype_of<Element>, 0, 0, comm.next_sequence(), 1, all.size()};
+  const header h = begin_call(comm, {operation_kind::all_gather, dtype_of<Element>, 0, 0, 0, 1, all.size()});
   run_once(comm, s, h, all.data(), sizeof(Element));
 }
 }  // namespace detail
@@ -108,7 +108,7 @@ std::span<Element> reduce_scatter(Comm& comm, const Topology& t, std::span<Eleme
   const leaf l = leaf_of<Element>(op);
   const schedule s = t.reduce_scatter(comm.rank(), comm.size(), blocks);
   const interval own = blocks[static_cast<std::size_t>(comm.rank())];
-  const header h{operation_kind::reduce_scatter, l.type, l.id, 0, comm.next_sequence(), 1, data.size()};
+  const header h = begin_call(comm, {operation_kind::reduce_scatter, l.type, l.id, 0, 0, 1, data.size()});
   std::byte* const bytes = reinterpret_cast<std::byte*>(data.data());
   basic_executor<Operation> x;
   const double factor = l.average ? 1.0 / comm.size() : 1.0;
@@ -130,8 +130,8 @@ void broadcast(Comm& comm, std::span<Element> data, int root = 0) {
   }
   detail::check_buffer("broadcast", data.data(), data.size());
   const schedule s = detail::binomial_broadcast(comm.rank(), comm.size(), root, data.size());
-  const header h{operation_kind::broadcast, dtype_of<Element>, static_cast<std::uint8_t>(root), 0,
-                 comm.next_sequence(), 1, data.size()};
+  const header h = begin_call(comm, {operation_kind::broadcast, dtype_of<Element>, static_cast<std::uint8_t>(root),
+                                       0, 0, 1, data.size()});
   detail::run_once(comm, s, h, data.data(), sizeof(Element));
 }
 
@@ -139,7 +139,7 @@ void broadcast(Comm& comm, std::span<Element> data, int root = 0) {
 template <communicator Comm>
 void barrier(Comm& comm) {
   std::byte sent{}, received{};
-  header h{operation_kind::barrier, dtype::u8, 0, 0, comm.next_sequence(), 1, 0};
+  header h = begin_call(comm, {operation_kind::barrier, dtype::u8, 0, 0, 0, 1, 0});
   const int rank = comm.rank(), size = comm.size();
   for (int reach = 1; reach < size; reach *= 2) {
     const outgoing out{(rank + reach) % size, &sent, 1, 1};

@@ -51,10 +51,12 @@ struct header {
 static_assert(sizeof(header) == 16);
 
 namespace detail {
-inline std::string describe(const header& h, std::size_t bytes) {
+inline std::string describe(const header& h, const std::string& message = {}) {
   return std::string(name_of(h.kind)) + "(count " + std::to_string(h.count) + ", " + name_of(h.type) + ", reduction " +
-         std::to_string(h.reduction) + ", call " + std::to_string(h.sequence) + ", round " + std::to_string(h.round) +
-         ", message of " + std::to_string(bytes) + " bytes)";
+         std::to_string(h.reduction) + ", call " + std::to_string(h.sequence) + message + ")";
+}
+inline std::string describe(const header& h, std::size_t bytes) {
+  return describe(h, ", round " + std::to_string(h.round) + ", message of " + std::to_string(bytes) + " bytes");
 }
 }  // namespace detail
 
@@ -134,6 +136,21 @@ template <class C>
 concept has_native_all_reduce = requires(C& c, header h, const void* in, void* out, std::size_t n, const leaf& l) {
   c.native_all_reduce(h, in, out, n, l);
 };
+
+/// @brief Whether the communicator wants to know of each call before its first message: `begin(header)`, on every rank.
+template <class C>
+concept has_begin = requires(C& c, const header& h) { c.begin(h); };
+
+/// @brief Begins a collective: numbers it, and tells a communicator that wants to know. Once per call on every rank,
+/// also where the rank has nothing to send or receive.
+/// @param comm Communicator. @param h Header of the call; its `sequence` is set here.
+/// @return The header that goes into every exchange of the call.
+template <communicator Comm>
+header begin_call(Comm& comm, header h) {
+  h.sequence = comm.next_sequence();
+  if constexpr (has_begin<Comm>) comm.begin(h);
+  return h;
+}
 
 }  // namespace v0
 }  // namespace heddle

@@ -39,7 +39,7 @@ template <class Record, class Comm, class Operation = operation> class tell_plan
       executor_.prepare(comm.rank(), schedule_, sizeof(Record));
     }
     all_[static_cast<std::size_t>(comm.rank())] = mine;
-    const header h{operation_kind::control, dtype::other, 0, 0, comm.next_sequence(), 1, sizeof(Record)};
+    const header h = begin_call(comm, {operation_kind::control, dtype::other, 0, 0, 0, 1, sizeof(Record)});
     executor_.run_prepared(comm, schedule_, 0, schedule_.rounds(), h, reinterpret_cast<std::byte*>(all_.data()),
                            nullptr);
     return all_;
