@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <heddle/comm/concept.hpp>
+#include <heddle/comm/detail/wrapper.hpp>
 
 #include <atomic>
 #include <memory>
@@ -23,25 +23,15 @@ struct traffic {
 /// The native all-reduce of threads is counted as what a rank reads of others and stores to others: 2 n (P - 1) / P.
 /// @tparam Comm The communicator underneath, held by value.
 template <class Comm>
-class counting {
-  static_assert(communicator<Comm>, "heddle::counting: needs a communicator; see docs/comm.md");
+class counting : public detail::wrapper<Comm> {
+  using detail::wrapper<Comm>::inner_;
 
  public:
   /// Wraps a communicator.
-  explicit counting(Comm inner) : inner_(std::move(inner)), counters_(std::make_shared<counters>()) {}
+  explicit counting(Comm inner) : counting(std::move(inner), std::make_shared<counters>()) {}
 
-  /// This rank.
-  int rank() const { return inner_.rank(); }
-  /// Number of ranks.
-  int size() const { return inner_.size(); }
-  /// Number of the next call.
-  std::uint16_t next_sequence() { return inner_.next_sequence(); }
   /// A duplicate that counts into the same figures.
   counting duplicate() { return {inner_.duplicate(), counters_}; }
-  /// Forwards.
-  void fail(const std::string& text) { inner_.fail(text); }
-  /// The communicator underneath.
-  Comm& inner() noexcept { return inner_; }
 
   /// What this rank has sent so far.
   traffic sent() const noexcept { return {counters_->bytes, counters_->messages, counters_->control}; }
@@ -65,7 +55,7 @@ class counting {
     requires has_native_all_reduce<Comm>
   {
     const bool r = inner_.native_all_reduce(h, in, out, count, l);
-    const auto p = static_cast<std::uint64_t>(size());
+    const auto p = static_cast<std::uint64_t>(this->size());
     counters_->bytes += 2 * count * l.bytes * (p - 1) / p;
     counters_->messages += p > 1;
     return r;
@@ -75,9 +65,9 @@ class counting {
   struct counters {
     std::atomic<std::uint64_t> bytes{0}, messages{0}, control{0};
   };
-  counting(Comm inner, std::shared_ptr<counters> c) : inner_(std::move(inner)), counters_(std::move(c)) {}
+  counting(Comm inner, std::shared_ptr<counters> c)
+      : detail::wrapper<Comm>(std::move(inner)), counters_(std::move(c)) {}
 
-  Comm inner_;
   std::shared_ptr<counters> counters_;
 };
 

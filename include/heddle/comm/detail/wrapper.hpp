@@ -1,0 +1,44 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/comm/concept.hpp>
+
+#include <utility>
+
+namespace heddle {
+inline namespace v0 {
+namespace detail {
+
+// What every wrapper forwards unchanged. The communicator underneath is held by value.
+template <class Comm>
+class wrapper {
+  static_assert(communicator<Comm>, "heddle: a wrapper needs a communicator; see docs/comm.md");
+
+ public:
+  explicit wrapper(Comm inner) : inner_(std::move(inner)) {}
+
+  /// This rank.
+  int rank() const { return inner_.rank(); }
+  /// Number of ranks.
+  int size() const { return inner_.size(); }
+  /// Number of the next call.
+  std::uint16_t next_sequence() { return inner_.next_sequence(); }
+  /// Forwards.
+  void fail(const std::string& text) { inner_.fail(text); }
+  /// Forwards.
+  void begin(const header& h)
+    requires has_begin<Comm>
+  {
+    inner_.begin(h);
+  }
+  /// The communicator underneath.
+  Comm& inner() noexcept { return inner_; }
+
+ protected:
+  Comm inner_;
+};
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace heddle
