@@ -2,12 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <heddle/comm/concept.hpp>
+#include <heddle/comm/detail/wrapper.hpp>
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
+#include <mutex>
 #include <thread>
-#include <utility>
 #include <vector>
 
 namespace heddle {
@@ -19,62 +20,85 @@ struct link_cost {
   double beta = 0.0;   ///< Seconds per byte, 0 or above.
 };
 
-/// @brief Makes a communicator as slow as a network: a round lasts at least as long as its busiest link needs.
+/// @brief Makes a communicator as slow as a network: a message is there when its link has carried it.
 ///
-/// Links are directed, one per peer and direction, and work at the same time; messages of one link queue up. The rank
-/// sleeps for what is missing, so that computation of other threads goes on.
+/// There is one link per ordered pair of ranks. Links work at the same time; what is sent over one link queues up, also
+/// from duplicates: a link has one virtual clock, which says until when it is busy. A message enters the link when it
+/// is posted or when the link is free, and leaves it alpha + beta n later; sender and receiver sleep until then, so
+/// that computation of other threads goes on. The bytes themselves travel at once.
+/// Wire:   8 bytes more per peer and round: when the messages are there. For this, ranks must read the same clock, as
+///         threads and processes of one machine do.
 /// @tparam Comm The communicator underneath, held by value.
 template <class Comm>
-class throttled {
-  static_assert(communicator<Comm>, "heddle::throttled: needs a communicator; see docs/comm.md");
+class throttled : public detail::wrapper<Comm> {
+  using detail::wrapper<Comm>::inner_;
+  using clock = std::chrono::steady_clock;
 
  public:
   /// @param inner The communicator underneath. @param cost Of every link.
   /// Throws: argument_error if a cost is negative.
-  throttled(Comm inner, link_cost cost) : inner_(std::move(inner)), cost_(cost) {
+  throttled(Comm inner, link_cost cost) : throttled(std::move(inner), cost, std::make_shared<links>()) {
+    links_->busy_until.resize(static_cast<std::size_t>(this->size()));
     if (!(cost.alpha >= 0.0) || !(cost.beta >= 0.0)) {
       throw argument_error("heddle::throttled: alpha " + std::to_string(cost.alpha) + " s, beta " +
                            std::to_string(cost.beta) + " s/byte; allowed is 0 or above");
     }
   }
 
-  /// This rank.
-  int rank() const { return inner_.rank(); }
-  /// Number of ranks.
-  int size() const { return inner_.size(); }
-  /// Number of the next call.
-  std::uint16_t next_sequence() { return inner_.next_sequence(); }
-  /// A duplicate with links of its own, of the same cost.
-  throttled duplicate() { return {inner_.duplicate(), cost_}; }
-  /// Forwards.
-  void fail(const std::string& text) { inner_.fail(text); }
+  /// A duplicate that shares the links.
+  throttled duplicate() { return {inner_.duplicate(), cost_, links_}; }
 
-  /// Forwards, then sleeps until the busiest link would be done.
+  /// Forwards, then sleeps until the links have carried what this rank sends and receives.
   template <class Apply>
   void exchange(header h, std::span<const outgoing> out, std::span<const incoming> in, Apply&& apply) {
-    const auto start = std::chrono::steady_clock::now();
-    inner_.exchange(h, out, in, std::forward<Apply>(apply));
-    const double seconds = (std::max)(busiest(out), busiest(in));
-    std::this_thread::sleep_until(start + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-                                              std::chrono::duration<double>(seconds)));
+    const std::size_t ranks = links_->busy_until.size();
+    stamps_.assign(2 * ranks, clock::time_point::min());  // when messages to, then from, each rank are there
+    out_.assign(out.begin(), out.end());
+    in_.assign(in.begin(), in.end());
+    send(out);
+    for (const incoming& m : in) {
+      if (!is_rank(m.peer)) break;  // the communicator underneath refuses it
+      clock::time_point& there = stamps_[ranks + static_cast<std::size_t>(m.peer)];
+      if (there != clock::time_point::min()) continue;
+      there = {};
+      in_.push_back({m.peer, &there, sizeof there});
+    }
+    inner_.exchange(h, out_, in_, [&](std::span<const arrival> got) { apply(got.first(in.size())); });
+    const auto last = std::max_element(stamps_.begin(), stamps_.end());
+    if (last != stamps_.end()) std::this_thread::sleep_until(*last);
   }
 
  private:
-  template <class Messages>
-  double busiest(const Messages& messages) {
-    links_.assign(static_cast<std::size_t>(size()), 0.0);
-    double most = 0.0;
-    for (const auto& m : messages) {
-      double& link = links_[static_cast<std::size_t>(m.peer)];
-      link += cost_.alpha + cost_.beta * static_cast<double>(m.bytes);
-      most = (std::max)(most, link);
+  struct links {
+    std::mutex mutex;
+    std::vector<clock::time_point> busy_until;  // of the links from this rank
+  };
+
+  throttled(Comm inner, link_cost cost, std::shared_ptr<links> shared)
+      : detail::wrapper<Comm>(std::move(inner)), cost_(cost), links_(std::move(shared)) {}
+
+  bool is_rank(int peer) const { return peer >= 0 && peer < this->size(); }
+
+  // Lets the messages enter their links, and adds one to each peer that tells when they are there.
+  void send(std::span<const outgoing> out) {
+    const auto now = clock::now();
+    std::lock_guard lock(links_->mutex);
+    for (const outgoing& m : out) {
+      if (!is_rank(m.peer)) return;
+      const auto peer = static_cast<std::size_t>(m.peer);
+      clock::time_point& busy = links_->busy_until[peer];
+      busy = (std::max)(busy, now) + std::chrono::duration_cast<clock::duration>(std::chrono::duration<double>(
+                                         cost_.alpha + cost_.beta * static_cast<double>(m.bytes)));
+      if (stamps_[peer] == clock::time_point::min()) out_.push_back({m.peer, &stamps_[peer], sizeof busy, 1});
+      stamps_[peer] = busy;
     }
-    return most;
   }
 
-  Comm inner_;
   link_cost cost_;
-  std::vector<double> links_;
+  std::shared_ptr<links> links_;
+  std::vector<clock::time_point> stamps_;
+  std::vector<outgoing> out_;
+  std::vector<incoming> in_;
 };
 
 }  // namespace v0
