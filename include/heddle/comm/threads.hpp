@@ -7,6 +7,7 @@
 
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -32,6 +33,10 @@ inline std::string text_of(const std::exception_ptr& e) {
 struct options {
   int ranks = 1;                                       ///< Number of ranks, at least 1.
   std::chrono::nanoseconds deadline{30'000'000'000ll};  ///< How long a call waits for its peers.
+  std::chrono::nanoseconds stall{0};                    ///< When a wait is reported to `on_stall`; 0 is never.
+  /// Called once in each wait that lasts longer than `stall`, on the thread that waits, with a text that names the
+  /// operation and the ranks that are missing. It must not throw.
+  std::function<void(const std::string&)> on_stall = {};
 };
 
 namespace detail {
@@ -79,9 +84,9 @@ struct world {
     }
     return peer;
   }
-  // The first rank that has come to the gate less than `times` times; -1 if none.
-  int missing(std::uint64_t times) const {
-    for (int r = 0; r < ranks; ++r) {
+  // The first rank from `r` on that has come to the gate less than `times` times; -1 if none.
+  int missing(std::uint64_t times, int r = 0) const {
+    for (; r < ranks; ++r) {
       if (standings[static_cast<std::size_t>(r)].gates.load(std::memory_order_acquire) < times) return r;
     }
     return -1;
@@ -215,7 +220,15 @@ class basic_communicator {
     if (ready()) return;
     std::atomic<int>& mark = world_->standings[static_cast<std::size_t>(rank_)].waits_for;
     mark.store(peer, std::memory_order_release);
-    const detail::wait_end end = world_->shared->wait(rank_, ready);
+    const detail::wait_end end = world_->shared->wait(rank_, ready, true, [&] {
+      std::string idle;
+      for (int r = 0; r < size(); ++r) {
+        if (r != rank_ && world_->standings[static_cast<std::size_t>(r)].waits_for.load(std::memory_order_acquire) < 0)
+          idle += (idle.empty() ? "" : ", ") + std::to_string(r);
+      }
+      return stalled(h) + "rank " + std::to_string(peer) +
+             (idle.empty() ? "; every rank waits for another" : "; not waiting: rank " + idle);
+    });
     if (end == detail::wait_end::ready) mark.store(-1, std::memory_order_release);  // else the mark stays, for others
     else pass(h, end, world_->culprit(peer));
   }
@@ -224,8 +237,23 @@ class basic_communicator {
   void meet(const header& h, bool must_open) {
     std::atomic<std::uint64_t>& gates = world_->standings[static_cast<std::size_t>(rank_)].gates;
     const std::uint64_t times = gates.fetch_add(1, std::memory_order_acq_rel) + 1;
-    const detail::wait_end end = world_->door.arrive_and_wait(*world_->shared, rank_, size(), must_open);
+    const detail::wait_end end = world_->door.arrive_and_wait(*world_->shared, rank_, size(), must_open, [&] {
+      std::string text = stalled(h);
+      const char* between = "rank ";
+      for (int r = world_->missing(times); r >= 0; r = world_->missing(times, r + 1)) {
+        text += between + std::to_string(r);
+        between = ", ";
+      }
+      return text;
+    });
     if (end != detail::wait_end::ready) pass(h, end, world_->missing(times));
+  }
+
+  // The beginning of a stall report.
+  std::string stalled(const header& h) const {
+    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(world_->shared->stall().after);
+    return "rank " + std::to_string(rank_) + " has waited in " + heddle::detail::describe(h) + " for more than " +
+           std::to_string(ms.count()) + " ms for ";
   }
 
   // Throws unless the wait ended well; tells every rank why.
@@ -320,7 +348,8 @@ class basic_communicator {
       b.filling = false;
       int posted = b.posted;
       if (b.state.compare_exchange_strong(posted, b.empty, std::memory_order_seq_cst)) continue;
-      s.wait(rank_, [&] { return b.state.load(std::memory_order_seq_cst) == b.empty; }, false);
+      const auto read = [&] { return b.state.load(std::memory_order_seq_cst) == b.empty; };
+      s.wait(rank_, read, false, [&] { return stalled(b.head) + "rank " + std::to_string(peer) + " to stop reading"; });
     }
   }
 
@@ -343,7 +372,7 @@ template <class Function, class Session = detail::session>
 void run(const options& o, Function&& f) {
   if (o.ranks < 1)
     throw argument_error("heddle::threads::run: ranks is " + std::to_string(o.ranks) + ", allowed is 1 or more");
-  auto shared = std::make_shared<Session>(o.ranks, o.deadline);
+  auto shared = std::make_shared<Session>(o.ranks, o.deadline, detail::stall_report{o.stall, o.on_stall});
   auto w = std::make_shared<detail::world<Session>>(shared, o.ranks);
   std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(o.ranks));
   std::atomic<int> first{-1};

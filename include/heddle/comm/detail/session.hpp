@@ -8,6 +8,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -20,16 +21,24 @@ namespace detail {
 // Why a wait ended.
 enum class wait_end { ready, failed, late };
 
+// When a long wait is reported, and to whom; never if after is 0.
+struct stall_report {
+  std::chrono::nanoseconds after{0};
+  std::function<void(const std::string&)> to;
+};
+
 // What all communicators of one threads::run share: who failed first, and one bell per rank to sleep on. `Clock` takes
 // the time of deadlines.
 template <class Clock>
 class basic_session {
  public:
-  basic_session(int ranks, std::chrono::nanoseconds deadline)
+  basic_session(int ranks, std::chrono::nanoseconds deadline, stall_report stall = {})
       : bells_(std::make_unique<bell[]>(static_cast<std::size_t>(ranks))), ranks_(ranks), deadline_(deadline),
+        stall_(std::move(stall)),
         spins_(std::thread::hardware_concurrency() >= static_cast<unsigned>(ranks) ? 400 : 0) {}
 
   std::chrono::nanoseconds deadline() const noexcept { return deadline_; }
+  const stall_report& stall() const noexcept { return stall_; }
   int failed() const noexcept { return failed_.load(std::memory_order_acquire); }
   std::string failure() const {
     std::lock_guard lock(mutex_);
@@ -56,9 +65,9 @@ class basic_session {
   }
 
   // Spins briefly where cores are free, then yields, then sleeps. `ready` must read with seq_cst loads, so that either
-  // the sleeper sees the store or the ringer sees the sleeper.
-  template <class Ready>
-  wait_end wait(int rank, Ready&& ready, bool heed_failure = true) {
+  // the sleeper sees the store or the ringer sees the sleeper. `what_is_missing` gives the text of a stall report.
+  template <class Ready, class Missing>
+  wait_end wait(int rank, Ready&& ready, bool heed_failure, Missing&& what_is_missing) {
     for (int i = 0; i < spins_; ++i) {
       if (ready()) return wait_end::ready;
       pause();
@@ -68,7 +77,8 @@ class basic_session {
       std::this_thread::yield();
     }
     bell& b = bells_[static_cast<std::size_t>(rank)];
-    const auto end = Clock::now() + deadline_;
+    const auto start = Clock::now(), end = start + deadline_;
+    bool reported = stall_.after.count() <= 0 || !stall_.to;
     for (;;) {
       {
         std::unique_lock lock(b.mutex);
@@ -83,6 +93,10 @@ class basic_session {
       }
       if (ready()) return wait_end::ready;
       if (heed_failure && failed() >= 0) return wait_end::failed;
+      if (!reported && Clock::now() - start > stall_.after) {
+        reported = true;
+        stall_.to(what_is_missing());
+      }
       if (heed_failure && Clock::now() > end) return wait_end::late;
     }
   }
@@ -105,6 +119,7 @@ class basic_session {
   std::unique_ptr<bell[]> bells_;
   int ranks_;
   std::chrono::nanoseconds deadline_;
+  stall_report stall_;
   int spins_;
   std::atomic<int> failed_{-1};
   mutable std::mutex mutex_;
@@ -118,8 +133,8 @@ using session = basic_session<std::chrono::steady_clock>;
 class gate {
  public:
   // Returns ready once all `ranks` have arrived; failed or late after having withdrawn the arrival.
-  template <class Session>
-  wait_end arrive_and_wait(Session& s, int rank, int ranks, bool must_open = false) {
+  template <class Session, class Missing>
+  wait_end arrive_and_wait(Session& s, int rank, int ranks, bool must_open, Missing&& what_is_missing) {
     const std::uint64_t before = word_.fetch_add(1, std::memory_order_seq_cst);
     const std::uint64_t generation = before >> 32;
     if ((before & 0xffffffffu) + 1 == static_cast<std::uint64_t>(ranks)) {
@@ -128,11 +143,11 @@ class gate {
       return wait_end::ready;
     }
     const auto open = [&] { return (word_.load(std::memory_order_seq_cst) >> 32) != generation; };
-    wait_end end = s.wait(rank, open, !must_open);
+    wait_end end = s.wait(rank, open, !must_open, what_is_missing);
     while (end != wait_end::ready) {  // withdraw, unless it opens in this instant
       std::uint64_t w = word_.load(std::memory_order_seq_cst);
       if ((w >> 32) != generation || (w & 0xffffffffu) == static_cast<std::uint64_t>(ranks)) {
-        end = s.wait(rank, open, false);
+        end = s.wait(rank, open, false, what_is_missing);
       } else if (word_.compare_exchange_strong(w, w - 1, std::memory_order_seq_cst)) {
         return end;
       }
