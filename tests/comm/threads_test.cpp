@@ -6,7 +6,6 @@
 #include <heddle/comm/counting.hpp>
 #include <heddle/comm/self.hpp>
 #include <heddle/comm/threads.hpp>
-#include <heddle/comm/throttled.hpp>
 
 #include "../support/catch.hpp"
 #include "conformance.hpp"
@@ -15,6 +14,7 @@
 #include <array>
 #include <cstring>
 #include <functional>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -84,24 +84,6 @@ TEST_CASE("counting conforms") {
     hd::threads::run(few(ranks, 2s), [&](auto& comm) {
       hd::counting counted(comm);
       f(counted);
-    });
-  });
-}
-
-TEST_CASE("throttled conforms") {
-  conforms_to_communicator({2, 3}, [](int ranks, auto f) {
-    hd::threads::run(few(ranks, 2s), [&](auto& comm) {
-      hd::throttled slow(comm, hd::link_cost{.alpha = 1e-5, .beta = 1e-9});
-      f(slow);
-    });
-  });
-}
-
-TEST_CASE("wrappers of wrappers conform") {
-  conforms_to_communicator({3}, [](int ranks, auto f) {
-    hd::threads::run(few(ranks, 2s), [&](auto& comm) {
-      hd::counting<hd::throttled<hd::threads::communicator>> both(hd::throttled(comm, hd::link_cost{}));
-      f(both);
     });
   });
 }
@@ -220,6 +202,48 @@ TEST_CASE("who waits for one that waits itself blames the last in the chain") {
     REQUIRE(all[static_cast<std::size_t>(r)].error);
     CHECK(all[static_cast<std::size_t>(r)].error->peer() == 3);
   }
+}
+
+TEST_CASE("a wait that lasts is reported with operation and missing ranks") {
+  std::mutex mutex;
+  std::vector<std::string> reports;
+  std::atomic<int> count{0};
+  hd::threads::options o = few(4, 60s);
+  o.stall = 30ms;
+  o.on_stall = [&](const std::string& text) {
+    std::lock_guard lock(mutex);
+    reports.push_back(text);
+    ++count;
+  };
+  const auto of_rank = [&](int rank, const std::string& part) {
+    int n = 0;
+    for (const std::string& r : reports) n += has(r, "rank " + std::to_string(rank) + " has waited") && has(r, part);
+    return n;
+  };
+  hd::threads::run(o, [&](auto& comm) {  // at the gate: ranks 1 and 3 come late
+    std::vector<float> data(10, 1.0f);
+    while (comm.rank() % 2 && count < 2) std::this_thread::yield();
+    hd::all_reduce(comm, hd::native{}, std::span<float>(data));
+  });
+  const std::string expected = "all_reduce(count 10, f32, reduction 1, call 0) for more than 30 ms for rank 1, 3";
+  for (const int r : {0, 2}) CHECK(of_rank(r, expected) == 1);
+  reports.clear();
+  count = 0;
+  hd::threads::run(o, [&](auto& comm) {  // in an exchange: rank 2 comes late
+    std::vector<float> data(10, 1.0f);
+    while (comm.rank() == 2 && count < 3) std::this_thread::yield();
+    hd::all_reduce(comm, hd::ring{}, std::span<float>(data));
+  });
+  CHECK(of_rank(3, "for rank 2; not waiting: rank ") == 1);
+  CHECK(of_rank(0, "all_reduce(") == 1);
+  CHECK(of_rank(1, "all_reduce(") == 1);
+  reports.clear();
+  o.stall = 0ms;  // off
+  hd::threads::run(o, [&](auto& comm) {
+    if (comm.rank() == 1) std::this_thread::sleep_for(50ms);
+    hd::barrier(comm);
+  });
+  CHECK(reports.empty());
 }
 
 TEST_CASE("a rank in another call gives an error on every rank") {
@@ -517,32 +541,6 @@ TEST_CASE("counting counts what the formula says") {
     hd::all_reduce(second, hd::ring{}, std::span<float>(data));
     if (counted.sent().bytes != 40) throw boom("a duplicate counts elsewhere");
   });
-}
-
-TEST_CASE("throttled takes at least as long as the links need") {
-  findings found;
-  const auto least = [&](int rank, double seconds, const auto& call) {
-    const auto start = std::chrono::steady_clock::now();
-    call();
-    const double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    found.expect(took >= seconds, rank, "shorter than the links need", std::to_string(took) + " s");
-  };
-  hd::threads::run(3, [&](auto& comm) {
-    hd::throttled slow(comm, hd::link_cost{.alpha = 2e-3, .beta = 1e-6});
-    std::array<std::byte, 5000> mine{}, theirs{};
-    const int to = (comm.rank() + 1) % 3, from = (comm.rank() + 2) % 3;
-    const std::array<hd::outgoing, 2> out{{{to, mine.data(), 5000, 1}, {to, mine.data(), 1000, 1}}};
-    const std::array<hd::incoming, 2> in{{{from, theirs.data(), 5000}, {from, nullptr, 1000}}};
-    least(comm.rank(), 2 * 2e-3 + 6000 * 1e-6,
-          [&] { slow.exchange({}, out, in, [](std::span<const hd::arrival>) {}); });
-    // A ring: 2 (P - 1) rounds of one message of n / P elements.
-    std::vector<float> data(3000);
-    least(comm.rank(), 4 * (2e-3 + 4000 * 1e-6), [&] { hd::all_reduce(slow, hd::ring{}, std::span<float>(data)); });
-  });
-  CHECK(found.text() == "");
-  CHECK_THROWS_AS(hd::throttled(hd::self{}, hd::link_cost{.alpha = -1}), hd::argument_error);
-  CHECK_THROWS_AS(hd::throttled(hd::self{}, hd::link_cost{.beta = std::numeric_limits<double>::quiet_NaN()}),
-                  hd::argument_error);
 }
 
 TEST_CASE("the example of the documentation") {
