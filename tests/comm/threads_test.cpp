@@ -314,6 +314,7 @@ TEST_CASE("a rank in another call gives an error on every rank") {
     }
   };
   each("count", reduce(hd::native{}, 1.0f, 25, hd::sum{}));
+  each("count, a long one", reduce(hd::native{}, 1.0f, 1 << 20, hd::sum{}));
   each("type", reduce(hd::native{}, 1, 24, hd::sum{}));
   each("operation", reduce(hd::native{}, 1.0f, 24, hd::min{}));
   differ("topology, native", false, native, ring);
@@ -498,6 +499,39 @@ TEST_CASE("many more ranks than cores") {
     found.expect(data == std::vector<int>(10, 33), comm.rank(), "sum of 33 ranks");
   });
   CHECK(found.text() == "");
+}
+
+TEST_CASE("the native all-reduce of any lengths in a row, on a communicator and its copies") {
+  // Up to 4 KiB elements are copied to where all see them, above each rank reduces a block; 33 ranks have less room.
+  for (const int p : {1, 2, 3, 5, 8, 33}) {
+    findings found;
+    hd::threads::run(few(p, 30s), [&](auto& comm) {
+      auto copy = comm;
+      std::uint32_t state = 1;  // the same lengths on every rank
+      for (int k = 0; k < 60; ++k) {
+        state = state * 1664525u + 1013904223u;
+        static constexpr std::size_t sizes[] = {0, 1, 17, 992, 1023, 1024, 1025, 10007};
+        const std::size_t n = state >> 28 < 8 ? sizes[state >> 28] : (state >> 8) % 2500;
+        const auto value = [&](int rank, std::size_t i) {
+          return static_cast<float>((static_cast<std::size_t>(rank + k) * 7 + i) % 1000);
+        };
+        std::vector<float> in(n), out(n, -1.0f);
+        for (std::size_t i = 0; i < n; ++i) in[i] = value(comm.rank(), i);
+        const bool apart = k % 3 == 0;
+        if (!apart) out = in;
+        const hd::leaf l = hd::leaf_of<float>(hd::sum{});
+        const hd::header h{hd::operation_kind::all_reduce, l.type, l.id, 0, static_cast<std::uint16_t>(k), 1, n};
+        (k % 2 ? copy : comm).native_all_reduce(h, apart ? in.data() : out.data(), out.data(), n, l);
+        for (std::size_t i = 0; i < n; ++i) {
+          double sum = 0.0;
+          for (int r = 0; r < p; ++r) sum += value(r, i);
+          found.expect(out[i] == sum, comm.rank(), "sum", std::to_string(n));
+        }
+        if (n) in[0] = out[0] = -7.0f;  // nobody reads them any more
+      }
+    });
+    CHECK(found.text() == "");
+  }
 }
 
 TEST_CASE("counting counts what the formula says") {

@@ -67,7 +67,7 @@ TEST_CASE("wrappers of wrappers conform") {
     return hd::traced(hd::fingerprint(hd::faulty(hd::throttled(hd::counting(c), hd::link_cost{}), late)), times);
   });
   conforms({3}, [&](comm_type& c) {
-    const hd::throttled slow(hd::traced(hd::fingerprint(c), times), hd::link_cost{});
+    const hd::throttled slow(hd::traced(hd::fingerprint{c}, times), hd::link_cost{});
     return hd::counting(hd::faulty(slow, hd::faults{}));
   });
 }
@@ -124,8 +124,8 @@ TEST_CASE("throttled takes at least as long as the links need") {
     least(comm.rank(), 4 * (2e-3 + 4000 * 1e-6), [&] { hd::all_reduce(slow, hd::ring{}, std::span<float>(data)); });
 
     // A message that is posted late takes its time, too, for who has waited for it.
-    hd::barrier(slow);
     least(comm.rank(), comm.rank() < 2 ? 30e-3 + 7e-3 : 0.0, [&] {
+      hd::barrier(slow);  // the clocks of both ranks have started
       if (comm.rank() == 0) {
         std::this_thread::sleep_for(30ms);
         const hd::outgoing late{1, mine.data(), 5000, 1};
@@ -149,8 +149,8 @@ TEST_CASE("duplicates of a throttled communicator share the links") {
     hd::throttled slow(comm, hd::link_cost{.alpha = 2e-3});
     std::vector<decltype(slow)> lane;
     for (int k = 0; k < lanes; ++k) lane.push_back(k == 2 ? lane[1].duplicate() : slow.duplicate());
-    hd::barrier(slow);
     const auto start = std::chrono::steady_clock::now();
+    hd::barrier(slow);  // the clocks of both ranks have started
     std::vector<std::jthread> threads;
     for (auto& l : lane) {
       threads.emplace_back([&l] {
@@ -379,7 +379,7 @@ TEST_CASE("the example of the wrappers") {
   // example-begin traced
   hd::timeline times;
   hd::threads::run(2, [&](auto& comm) {
-    hd::traced seen(hd::fingerprint(comm), times);  // compares the calls of all ranks, and records every round
+    hd::traced seen(hd::fingerprint{comm}, times);  // compares the calls of all ranks, and records every round
     std::vector<float> gradient(1 << 16, 1.0f);
     hd::all_reduce(seen, hd::ring{}, std::span(gradient));
   });

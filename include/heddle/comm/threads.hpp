@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <heddle/comm/concept.hpp>
-#include <heddle/comm/detail/session.hpp>
+#include <heddle/comm/detail/threads_world.hpp>
 
 #include <cstring>
 #include <exception>
@@ -38,69 +37,6 @@ struct options {
   /// operation and the ranks that are missing. It must not throw.
   std::function<void(const std::string&)> on_stall = {};
 };
-
-namespace detail {
-using namespace heddle::detail;
-
-// A template, as the communicator is, so that a file that only includes this doesn't pay for what they need of the
-// vectors.
-template <class Session>
-struct world {
-  // Messages of one round from one rank to another. The sender fills it, the receiver reads the sender's buffers
-  // through it and empties it; a sender that gives up takes it back unless it is being read.
-  struct alignas(64) box {
-    enum : int { empty, posted, reading };
-    std::atomic<int> state{empty};
-    heddle::header head;
-    std::vector<outgoing> messages;
-    bool filling = false;   // the sender's mark while it collects a round
-    std::size_t taken = 0;  // the receiver's count while it matches a round
-  };
-
-  struct native_slot {
-    heddle::header head;
-    const void* in = nullptr;
-    void* out = nullptr;
-  };
-
-  // Where a rank stands, for the message of a peer that has waited too long.
-  struct alignas(64) standing {
-    std::atomic<int> waits_for{-1};       // the peer of a pending exchange
-    std::atomic<std::uint64_t> gates{0};  // how often it has come to the gate
-  };
-
-  world(std::shared_ptr<Session> s, int n)
-      : shared(std::move(s)), ranks(n), boxes(std::make_unique<box[]>(static_cast<std::size_t>(n) * n)),
-        standings(std::make_unique<standing[]>(static_cast<std::size_t>(n))), natives(static_cast<std::size_t>(n)) {}
-  box& between(int source, int destination) { return boxes[static_cast<std::size_t>(source) * ranks + destination]; }
-
-  // Follows who waits for whom to a rank that waits for nobody; in a circle, `peer` itself.
-  int culprit(int peer) const {
-    int at = peer;
-    for (int hops = 0; hops < ranks; ++hops) {
-      const int next = standings[static_cast<std::size_t>(at)].waits_for.load(std::memory_order_acquire);
-      if (next < 0) return at;
-      at = next;
-    }
-    return peer;
-  }
-  // The first rank from `r` on that has come to the gate less than `times` times; -1 if none.
-  int missing(std::uint64_t times, int r = 0) const {
-    for (; r < ranks; ++r) {
-      if (standings[static_cast<std::size_t>(r)].gates.load(std::memory_order_acquire) < times) return r;
-    }
-    return -1;
-  }
-
-  std::shared_ptr<Session> shared;
-  int ranks;
-  std::unique_ptr<box[]> boxes;
-  std::unique_ptr<standing[]> standings;
-  std::vector<native_slot> natives;
-  gate door;
-  std::shared_ptr<world> child;  // handed over by duplicate()
-};
-}  // namespace detail
 
 /// @brief A rank of threads::run. Zero copy: a receiver reads the sender's buffer.
 ///
@@ -165,50 +101,52 @@ class basic_communicator {
   }
 
   /// @brief All-reduce in one pass: each rank reduces its block from every rank's buffer, in rank order, and stores it
-  /// to every rank's output.
+  /// to every rank's output. Few elements (up to 4 KiB) are copied to where all see them, and every rank reduces all.
   /// Traffic: reads and writes each buffer once, the least possible.
   /// @param h Header; its `count` must be `count`. @param in Input, may equal `out`. @param out Output.
   /// @param count Elements. @param l The reduction.
-  /// @return Whether a value of this rank's block left float16's range.
+  /// @return Whether a value that this rank reduced left float16's range.
   bool native_all_reduce(header h, const void* in, void* out, std::size_t count, const leaf& l) {
     Session& s = *world_->shared;
+    if (s.failed() >= 0) pass(h, detail::wait_end::failed, -1);
     const auto me = static_cast<std::size_t>(rank_), p = static_cast<std::size_t>(size());
-    world_->natives[me] = {h, in, out};
+    const bool few = count <= (std::min)(world::few_bytes, world::few_bytes_of_all / p) / l.bytes;
+    const std::uint64_t call = ++world_->standings[me].calls;
+    auto& mine = world_->tells(rank_, call);
+    mine.head = h;
+    mine.in = in;
+    mine.out = out;
+    if (few && count) std::memcpy(mine.elements, in, count * l.bytes);
+    mine.call.store(call, std::memory_order_seq_cst);
+    for (int r = 0; r < size(); ++r) {
+      if (r != rank_) s.ring(r);
+    }
+    hear_all(h, call);
+    for (int r = 0; r < size(); ++r) {
+      const header& theirs = world_->tells(r, call).head;
+      if (!theirs.matches(h)) mismatch(h, 0, r, heddle::detail::describe(theirs, 0));
+    }
+    operands_.resize(p);
+    const double factor = l.average ? 1.0 / static_cast<double>(p) : 1.0;
+    if (few) {
+      for (std::size_t r = 0; r < p; ++r) operands_[r] = {world_->tells(static_cast<int>(r), call).elements, 0};
+      operands_[me].data = in;
+      return count && guarded([&] {
+               return l.reduce(l.context, operands_.data(), static_cast<int>(p), out, count, 0, factor);
+             });
+    }
+    // Here a rank that has given up isn't waited for in vain, and its buffers aren't read.
     meet(h, false);
     // From here on nobody may leave before everybody is done.
-    int odd = -1;
-    for (std::size_t r = 0; r < p; ++r) {
-      if (!world_->natives[r].head.matches(h)) odd = static_cast<int>(r);
-    }
     bool left_range = false;
     std::exception_ptr thrown;
-    if (odd < 0) try {
-      const std::size_t line = (std::max<std::size_t>)(1, 64 / l.bytes);
-      const std::size_t share = ((count + p - 1) / p + line - 1) / line * line;
-      const std::size_t begin = (std::min)(count, share * me), end = (std::min)(count, begin + share);
-      const double factor = l.average ? 1.0 / static_cast<double>(p) : 1.0;
-      operands_.resize(p);
-      const std::size_t step = (std::max<std::size_t>)(1, 8192 / l.bytes);  // one piece of all ranks stays in cache
-      for (std::size_t i = begin; i < end; i += step) {
-        const std::size_t m = (std::min)(step, end - i), offset = i * l.bytes;
-        for (std::size_t r = 0; r < p; ++r) {
-          operands_[r] = {static_cast<const std::byte*>(world_->natives[r].in) + offset, 0};
-        }
-        std::byte* const mine = static_cast<std::byte*>(out) + offset;
-        left_range |= l.reduce(l.context, operands_.data(), static_cast<int>(p), mine, m, 0, factor);
-        for (std::size_t r = 0; r < p; ++r) {
-          std::byte* const theirs = static_cast<std::byte*>(world_->natives[r].out) + offset;
-          if (theirs != mine) std::memcpy(theirs, mine, m * l.bytes);
-        }
-      }
+    try {
+      left_range = guarded([&] { return reduce_block(call, count, l, factor); });
     } catch (...) {
       thrown = std::current_exception();
     }
-    if (thrown) s.fail(rank_, "the reduction of rank " + std::to_string(rank_) + " threw: " + detail::text_of(thrown));
-    const header theirs = odd >= 0 ? world_->natives[static_cast<std::size_t>(odd)].head : h;
     meet(h, true);
     if (thrown) std::rethrow_exception(thrown);
-    if (odd >= 0) mismatch(h, 0, odd, heddle::detail::describe(theirs, 0));
     if (s.failed() >= 0) pass(h, detail::wait_end::failed, -1);  // perhaps in its part of this result
     return left_range;
   }
@@ -233,20 +171,74 @@ class basic_communicator {
     else pass(h, end, world_->culprit(peer));
   }
 
+  // This rank's block of a native all-reduce, from every rank's buffer and to every rank's.
+  bool reduce_block(std::uint64_t call, std::size_t count, const leaf& l, double factor) {
+    const auto me = static_cast<std::size_t>(rank_), p = static_cast<std::size_t>(size());
+    const std::size_t line = (std::max<std::size_t>)(1, 64 / l.bytes);
+    const std::size_t share = ((count + p - 1) / p + line - 1) / line * line;
+    const std::size_t begin = (std::min)(count, share * me), end = (std::min)(count, begin + share);
+    const std::size_t step = (std::max<std::size_t>)(1, 8192 / l.bytes);  // one piece of all ranks stays in cache
+    bool left_range = false;
+    for (std::size_t i = begin; i < end; i += step) {
+      const std::size_t m = (std::min)(step, end - i), offset = i * l.bytes;
+      for (std::size_t r = 0; r < p; ++r) {
+        operands_[r] = {static_cast<const std::byte*>(world_->tells(static_cast<int>(r), call).in) + offset, 0};
+      }
+      std::byte* const mine = static_cast<std::byte*>(world_->tells(rank_, call).out) + offset;
+      left_range |= l.reduce(l.context, operands_.data(), static_cast<int>(p), mine, m, 0, factor);
+      for (int r = 0; r < size(); ++r) {
+        std::byte* const theirs = static_cast<std::byte*>(world_->tells(r, call).out) + offset;
+        if (theirs != mine) std::memcpy(theirs, mine, m * l.bytes);
+      }
+    }
+    return left_range;
+  }
+
+  // Calls f; tells every rank if it throws.
+  template <class Function>
+  bool guarded(Function&& f) {
+    try {
+      return f();
+    } catch (...) {
+      world_->shared->fail(rank_, "the reduction of rank " + std::to_string(rank_) +
+                                      " threw: " + detail::text_of(std::current_exception()));
+      throw;
+    }
+  }
+
+  // Waits until every rank has told its part of a call, or throws.
+  void hear_all(const header& h, std::uint64_t call) {
+    const auto come = [&](int r) { return world_->tells(r, call).call.load(std::memory_order_seq_cst) == call; };
+    int next = 0;
+    const auto all = [&] {
+      while (next < size() && come(next)) ++next;
+      return next == size();
+    };
+    const detail::wait_end end = world_->shared->wait(rank_, all, true, [&] { return stalled(h) + missing(come); });
+    if (end != detail::wait_end::ready) pass(h, end, next);
+  }
+
   // Waits at the gate, or throws; with `must_open` it can't fail.
   void meet(const header& h, bool must_open) {
-    std::atomic<std::uint64_t>& gates = world_->standings[static_cast<std::size_t>(rank_)].gates;
-    const std::uint64_t times = gates.fetch_add(1, std::memory_order_acq_rel) + 1;
-    const detail::wait_end end = world_->door.arrive_and_wait(*world_->shared, rank_, size(), must_open, [&] {
-      std::string text = stalled(h);
-      const char* between = "rank ";
-      for (int r = world_->missing(times); r >= 0; r = world_->missing(times, r + 1)) {
-        text += between + std::to_string(r);
-        between = ", ";
-      }
-      return text;
-    });
-    if (end != detail::wait_end::ready) pass(h, end, world_->missing(times));
+    const auto gates = [&](int r) -> auto& { return world_->standings[static_cast<std::size_t>(r)].gates; };
+    const std::uint64_t times = gates(rank_).fetch_add(1, std::memory_order_acq_rel) + 1;
+    const auto come = [&](int r) { return gates(r).load(std::memory_order_acquire) >= times; };
+    const detail::wait_end end = world_->door.arrive_and_wait(*world_->shared, rank_, size(), must_open,
+                                                              [&] { return stalled(h) + missing(come); });
+    if (end == detail::wait_end::ready) return;
+    int absent = 0;
+    while (absent < size() && come(absent)) ++absent;
+    pass(h, end, absent < size() ? absent : -1);
+  }
+
+  // The ranks that have not come, as text.
+  template <class Come>
+  std::string missing(Come&& come) const {
+    std::string text;
+    for (int r = 0; r < size(); ++r) {
+      if (!come(r)) text += (text.empty() ? "rank " : ", ") + std::to_string(r);
+    }
+    return text;
   }
 
   // The beginning of a stall report.

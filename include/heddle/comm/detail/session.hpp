@@ -35,7 +35,7 @@ class basic_session {
   basic_session(int ranks, std::chrono::nanoseconds deadline, stall_report stall = {})
       : bells_(std::make_unique<bell[]>(static_cast<std::size_t>(ranks))), ranks_(ranks), deadline_(deadline),
         stall_(std::move(stall)),
-        spins_(std::thread::hardware_concurrency() >= static_cast<unsigned>(ranks) ? 400 : 0) {}
+        spins_(std::thread::hardware_concurrency() >= static_cast<unsigned>(ranks) ? 1500 : 0) {}
 
   std::chrono::nanoseconds deadline() const noexcept { return deadline_; }
   const stall_report& stall() const noexcept { return stall_; }
@@ -64,13 +64,14 @@ class basic_session {
     b.wake.notify_all();
   }
 
-  // Spins briefly where cores are free, then yields, then sleeps. `ready` must read with seq_cst loads, so that either
+  // Spins where cores are free, then yields, then sleeps. It spins for longer than a sleeper takes to wake, or two ranks
+  // that wait for each other in turn would sleep each time. `ready` must read with seq_cst loads, so that either
   // the sleeper sees the store or the ringer sees the sleeper. `what_is_missing` gives the text of a stall report.
   template <class Ready, class Missing>
   wait_end wait(int rank, Ready&& ready, bool heed_failure, Missing&& what_is_missing) {
     for (int i = 0; i < spins_; ++i) {
       if (ready()) return wait_end::ready;
-      pause();
+      if (i >= 32) pause();  // a pause is as long as a message between two cores
     }
     for (int i = 0; i < 4; ++i) {
       if (ready()) return wait_end::ready;
