@@ -58,6 +58,10 @@ done < <(field "$name" wants)
 step "configuring" cmake --preset release -DHEDDLE_BUILD_TESTS=OFF -B build/bench
 step "building $name" cmake --build build/bench -j "$jobs" --target "bench_$name"
 mkdir -p bench/results
+# A line "// driver: script" in the source: bench/NAME.sh runs everything.
+if [ "$(field "$name" driver)" = script ]; then
+  exec bash "bench/$name.sh" "build/bench/bench/$name" "bench/results/$name.json" "$@"
+fi
 "build/bench/bench/$name" --benchmark_repetitions=7 --benchmark_enable_random_interleaving=true \
   --benchmark_report_aggregates_only=true --benchmark_out="bench/results/$name.json" --benchmark_out_format=json "$@"
 # What a benchmark adds that Google Benchmark can't measure.

@@ -1,0 +1,150 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+// about: all-reduce of threads against Open MPI, Gloo and the memory's bandwidth; hiding communication behind backward
+// driver: script
+
+// bench/allreduce.py runs this, in turn with the peers (bench/peers):
+//     allreduce RANKS BYTES CALLS SAMPLES...   prints "<what> <bytes> <seconds>" per sample: native{}, ring{} and
+//                                              halving_doubling{} in place, one call of CALLS in a row
+//     allreduce stream RANKS                   prints "stream <bytes per second>": every rank scales 64 MiB of its own
+//     allreduce overlap                        prints "<what> 0 <seconds>" of compute, serial and overlapped steps
+#include <heddle/heddle.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace hd = heddle;
+
+namespace {
+
+using clock_type = std::chrono::steady_clock;
+
+double since(clock_type::time_point start) { return std::chrono::duration<double>(clock_type::now() - start).count(); }
+
+[[noreturn]] void wrong(const char* what) {
+  std::fprintf(stderr, "allreduce: %s gives a wrong sum\n", what);
+  std::exit(3);
+}
+
+// One sample: seconds per call on rank 0, which no other rank can leave behind by more than a call.
+template <class Comm, class Plan>
+double sample(Comm& comm, Plan& plan, std::vector<float>& data, int calls) {
+  const hd::leaf l = hd::leaf_of<float>(hd::sum{});
+  hd::barrier(comm);
+  const auto start = clock_type::now();
+  for (int c = 0; c < calls; ++c) plan(comm, data.data(), l);
+  return since(start) / calls;
+}
+
+void reduce(int ranks, std::size_t bytes, int calls, int samples) {
+  const std::size_t n = bytes / sizeof(float);
+  hd::threads::run(ranks, [&](auto& comm) {
+    std::vector<float> data(n);
+    const auto prepare = [&](const char* what, const auto& topology) {
+      hd::all_reduce_plan<std::remove_cvref_t<decltype(topology)>> plan(topology, comm.rank(), ranks, n);
+      std::fill(data.begin(), data.end(), 1.0f);
+      plan(comm, data.data(), hd::leaf_of<float>(hd::sum{}));
+      for (const float x : data) {
+        if (x != static_cast<float>(ranks)) wrong(what);
+      }
+      return plan;
+    };
+    auto native = prepare("native", hd::native{});
+    auto ring = prepare("ring", hd::ring{});
+    auto halving = prepare("halving_doubling", hd::halving_doubling{});
+    const auto print = [&](const char* what, double seconds) {
+      if (comm.rank() == 0) std::printf("%s %zu %.9g\n", what, bytes, seconds);
+    };
+    for (int s = 0; s < samples; ++s) {
+      print("native", sample(comm, native, data, calls));
+      print("ring", sample(comm, ring, data, calls));
+      print("halving_doubling", sample(comm, halving, data, calls));
+    }
+  });
+}
+
+// Bytes read and written per second where each rank reads and writes memory of its own, once.
+void stream(int ranks) {
+  constexpr std::size_t n = std::size_t{16} << 20;
+  hd::threads::run(ranks, [&](auto& comm) {
+    std::vector<float> data(n, 1.0f);
+    for (int s = 0; s < 10; ++s) {
+      hd::barrier(comm);
+      const auto start = clock_type::now();
+      for (float& x : data) x *= 1.0001f;
+      hd::barrier(comm);
+      const double seconds = since(start);
+      if (comm.rank() == 0) std::printf("stream 0 %.9g\n", 2.0 * ranks * n * sizeof(float) / seconds);
+    }
+    if (data[0] <= 1.0f) wrong("the loop");  // it wasn't optimised away
+  });
+}
+
+// Twelve layers whose backward takes as long as their communication, on links of a virtual network. Compute sleeps: it
+// is somebody else's core, an accelerator.
+void overlap() {
+  constexpr std::size_t layers = 12, elements = 25'000;
+  constexpr auto backward = std::chrono::milliseconds(5);
+  // direct{} on two ranks: two rounds of one message of half a layer, together as long as a layer's backward.
+  const hd::link_cost cost{.alpha = 0.1e-3, .beta = (2.5e-3 - 0.1e-3) / (elements / 2 * sizeof(float))};
+  hd::threads::run(2, [&](auto& comm) {
+    std::vector<float> parameters(layers * elements, 1.0f), gradients(layers * elements, 1.0f);
+    std::vector<hd::tensor> tensors;
+    for (std::size_t i = 0; i < layers; ++i) {
+      tensors.push_back({parameters.data() + i * elements, gradients.data() + i * elements, elements, hd::dtype::f32,
+                         "layer" + std::to_string(i), 0});
+    }
+    hd::throttled slow(comm, cost);
+    const hd::strategy plan{.topology = hd::direct{}, .buckets = {.first = 1, .cap = 1}};
+    hd::data_parallel dp(plan, slow, std::span<const hd::tensor>(tensors), hd::sgd{});
+    const auto compute = [&](auto&& layer_done) {
+      for (std::size_t i = layers; i-- > 0;) {
+        std::this_thread::sleep_for(backward);
+        layer_done(i);
+      }
+    };
+    const auto timed = [&](const char* what, auto&& step) {
+      hd::barrier(comm);
+      const auto start = clock_type::now();
+      step();
+      hd::barrier(comm);
+      if (comm.rank() == 0) std::printf("%s 0 %.9g\n", what, since(start));
+    };
+    for (int s = 0; s < 7; ++s) {
+      timed("compute", [&] { compute([](std::size_t) {}); });
+      timed("serial", [&] {
+        compute([](std::size_t) {});
+        for (std::size_t i = layers; i-- > 0;) dp.ready(i);
+        dp.step({.lr = 0.1f});
+      });
+      timed("overlapped", [&] {
+        compute([&](std::size_t i) { dp.ready(i); });
+        dp.step({.lr = 0.1f});
+      });
+    }
+  });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string what = argc > 1 ? argv[1] : "";
+  if (what == "overlap") {
+    overlap();
+  } else if (what == "stream" && argc > 2) {
+    stream(std::atoi(argv[2]));
+  } else if (std::atoi(what.c_str()) > 0) {
+    for (int a = 2; a + 2 < argc; a += 3) {
+      reduce(std::atoi(argv[1]), std::strtoull(argv[a], nullptr, 10), std::atoi(argv[a + 1]), std::atoi(argv[a + 2]));
+    }
+  } else {
+    std::fprintf(stderr, "usage: allreduce RANKS BYTES CALLS SAMPLES... | stream RANKS | overlap\n");
+    return 2;
+  }
+}

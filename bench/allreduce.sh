@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# SPDX-FileCopyrightText: The Heddle authors
+# SPDX-License-Identifier: Apache-2.0
+#
+# bench/run.sh runs this: bench/allreduce.sh BINARY JSON. Builds the peers that can be had and measures in turn.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+source "$root/tests/support/install.sh"
+cd "$root"
+have python3 || install python3 "benchmark allreduce"
+peers=build/bench/peers
+mkdir -p "$peers"
+if (need_mpi "comparing with Open MPI") && mpirun --version | grep -qE "Open MPI|OpenRTE"; then
+  step "building allreduce_openmpi" mpicxx -O3 -DNDEBUG -std=c++17 bench/peers/allreduce_openmpi.cpp -o "$peers/allreduce_openmpi"
+fi
+if has_header gloo/allreduce.h || (install libgloo-dev "comparing with Gloo"); then
+  step "building allreduce_gloo" g++ -O3 -DNDEBUG -std=c++17 bench/peers/allreduce_gloo.cpp -o "$peers/allreduce_gloo" -lgloo -pthread
+fi
+exec python3 bench/allreduce.py "$1" "$peers" "$2" "${@:3}"
