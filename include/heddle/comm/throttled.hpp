@@ -33,6 +33,7 @@ template <class Comm>
 class throttled : public detail::wrapper<Comm> {
   using detail::wrapper<Comm>::inner_;
   using clock = std::chrono::steady_clock;
+  static constexpr clock::time_point nothing{}, expected{clock::duration(1)};  // before any time that it shows
 
  public:
   /// @param inner The communicator underneath. @param cost Of every link.
@@ -52,15 +53,15 @@ class throttled : public detail::wrapper<Comm> {
   template <class Apply>
   void exchange(header h, std::span<const outgoing> out, std::span<const incoming> in, Apply&& apply) {
     const std::size_t ranks = links_->busy_until.size();
-    stamps_.assign(2 * ranks, clock::time_point::min());  // when messages to, then from, each rank are there
+    stamps_.assign(2 * ranks, nothing);  // when messages to, then from, each rank are there
     out_.assign(out.begin(), out.end());
     in_.assign(in.begin(), in.end());
     send(out);
     for (const incoming& m : in) {
       if (!is_rank(m.peer)) break;  // the communicator underneath refuses it
       clock::time_point& there = stamps_[ranks + static_cast<std::size_t>(m.peer)];
-      if (there != clock::time_point::min()) continue;
-      there = {};
+      if (there != nothing) continue;
+      there = expected;
       in_.push_back({m.peer, &there, sizeof there});
     }
     inner_.exchange(h, out_, in_, [&](std::span<const arrival> got) { apply(got.first(in.size())); });
@@ -89,7 +90,7 @@ class throttled : public detail::wrapper<Comm> {
       clock::time_point& busy = links_->busy_until[peer];
       busy = (std::max)(busy, now) + std::chrono::duration_cast<clock::duration>(std::chrono::duration<double>(
                                          cost_.alpha + cost_.beta * static_cast<double>(m.bytes)));
-      if (stamps_[peer] == clock::time_point::min()) out_.push_back({m.peer, &stamps_[peer], sizeof busy, 1});
+      if (stamps_[peer] == nothing) out_.push_back({m.peer, &stamps_[peer], sizeof busy, 1});
       stamps_[peer] = busy;
     }
   }
