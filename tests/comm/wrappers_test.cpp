@@ -54,7 +54,7 @@ void conforms(const std::vector<int>& sizes, Wrap wrap) {
 TEST_CASE("every wrapper conforms") {
   hd::timeline times;
   conforms({2, 3}, [](comm_type& c) { return hd::throttled(c, hd::link_cost{.alpha = 1e-5, .beta = 1e-9}); });
-  conforms({1, 3}, [](comm_type& c) { return hd::faulty(c, hd::faults{.late = 0.1, .longest = 200us, .seed = 7}); });
+  conforms({1, 3}, [](comm_type& c) { return hd::faulty(c, hd::failures{.late = 0.1, .longest = 200us, .seed = 7}); });
   conforms({1, 4}, [](comm_type& c) { return hd::fingerprint(c); });
   conforms({1, 3}, [&](comm_type& c) { return hd::traced(c, times); });
   CHECK(times.size() > 0);
@@ -63,12 +63,12 @@ TEST_CASE("every wrapper conforms") {
 TEST_CASE("wrappers of wrappers conform") {
   hd::timeline times;
   conforms({3}, [&](comm_type& c) {
-    const hd::faults late{.late = 0.05, .longest = 100us, .seed = 3};
+    const hd::failures late{.late = 0.05, .longest = 100us, .seed = 3};
     return hd::traced(hd::fingerprint(hd::faulty(hd::throttled(hd::counting(c), hd::link_cost{}), late)), times);
   });
   conforms({3}, [&](comm_type& c) {
     const hd::throttled slow(hd::traced(hd::fingerprint{c}, times), hd::link_cost{});
-    return hd::counting(hd::faulty(slow, hd::faults{}));
+    return hd::counting(hd::faulty(slow, hd::failures{}));
   });
 }
 
@@ -78,7 +78,7 @@ TEST_CASE("collectives give the same through every wrapper") {
       findings found;
       hd::timeline times;
       hd::threads::run(few(p), [&](auto& comm) {
-        const hd::faults late{.late = 0.1, .longest = 50us};
+        const hd::failures late{.late = 0.1, .longest = 50us};
         hd::traced all(hd::fingerprint(hd::faulty(hd::counting{comm}, late)), times);
         std::vector<double> data(n);
         for (std::size_t i = 0; i < n; ++i) data[i] = static_cast<double>(i + 1) * (comm.rank() + 1);
@@ -212,16 +212,16 @@ TEST_CASE("whatever goes wrong at whichever call, nobody hangs or reads memory t
   for (const int ranks : {2, 3}) {
     std::vector<std::uint64_t> calls(static_cast<std::size_t>(ranks));
     hd::threads::run(few(ranks), [&](auto& comm) {
-      rank_type counted(comm, hd::faults{});
+      rank_type counted(comm, hd::failures{});
       work(counted);
       calls[static_cast<std::size_t>(comm.rank())] = counted.calls();
     });
-    for (const hd::fault what : {hd::fault::drop, hd::fault::delay, hd::fault::throw_before, hd::fault::throw_within,
-                                 hd::fault::throw_after}) {
+    using enum hd::failure;
+    for (const hd::failure what : {drop, delay, throw_before, throw_within, throw_after}) {
       for (int guilty = 0; guilty < ranks; ++guilty) {
         for (std::uint64_t call = 0; call < calls[static_cast<std::size_t>(guilty)]; ++call) {
-          INFO("fault " << static_cast<int>(what) << " in call " << call << " of rank " << guilty << " of " << ranks);
-          const hd::faults f{.what = what, .rank = guilty, .call = call, .late = 0.2, .longest = 300us, .seed = call};
+          INFO("failure " << static_cast<int>(what) << " in call " << call << " of rank " << guilty << " of " << ranks);
+          const hd::failures f{.what = what, .rank = guilty, .call = call, .late = 0.2, .longest = 300us, .seed = call};
           findings found;
           std::string thrown;
           std::vector<int> blamed(static_cast<std::size_t>(ranks), -1);
@@ -235,22 +235,22 @@ TEST_CASE("whatever goes wrong at whichever call, nobody hangs or reads memory t
                 throw;
               }
             });
-          } catch (const hd::injected_fault& e) {
+          } catch (const hd::injected_failure& e) {
             thrown = e.what();
           } catch (const hd::comm_error& e) {
             thrown = e.what();
           }
-          if (what == hd::fault::delay) {
+          if (what == hd::failure::delay) {
             CHECK(thrown == "");
             continue;
           }
           CHECK(has(thrown, "rank " + std::to_string(guilty)));
-          CHECK(has(thrown, what == hd::fault::drop ? "was dropped" : "fails in call"));
+          CHECK(has(thrown, what == hd::failure::drop ? "was dropped" : "fails in call"));
           // In the last call a peer may have got all it needs.
-          const bool over = what >= hd::fault::throw_within && call + 1 == calls[static_cast<std::size_t>(guilty)];
+          const bool over = what >= hd::failure::throw_within && call + 1 == calls[static_cast<std::size_t>(guilty)];
           for (int r = 0; r < ranks; ++r) {
             const int b = blamed[static_cast<std::size_t>(r)];
-            if (r == guilty) CHECK(b == (what == hd::fault::drop ? guilty : -1));
+            if (r == guilty) CHECK(b == (what == hd::failure::drop ? guilty : -1));
             else CHECK((b == guilty || (over && b == -1)));
           }
         }
@@ -263,7 +263,7 @@ TEST_CASE("a delay beyond the deadline is a rank that is missing") {
   std::optional<hd::comm_error> error;
   try {
     hd::threads::run(few(3, 200ms), [&](auto& comm) {
-      hd::faulty bad(comm, hd::faults{.what = hd::fault::delay, .rank = 1, .call = 1, .longest = 600ms});
+      hd::faulty bad(comm, hd::failures{.what = hd::failure::delay, .rank = 1, .call = 1, .longest = 600ms});
       try {
         hd::barrier(bad);  // two rounds
         hd::barrier(bad);
@@ -276,8 +276,8 @@ TEST_CASE("a delay beyond the deadline is a rank that is missing") {
   }
   REQUIRE(error);
   CHECK(error->peer() == 1);
-  CHECK_THROWS_AS(hd::faulty(hd::self{}, hd::faults{.late = 1.5}), hd::argument_error);
-  CHECK_THROWS_AS(hd::faulty(hd::self{}, hd::faults{.longest = -1ns}), hd::argument_error);
+  CHECK_THROWS_AS(hd::faulty(hd::self{}, hd::failures{.late = 1.5}), hd::argument_error);
+  CHECK_THROWS_AS(hd::faulty(hd::self{}, hd::failures{.longest = -1ns}), hd::argument_error);
 }
 
 // ---- fingerprint
