@@ -1,0 +1,103 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/memory/detail/offset_search.hpp>
+#include <heddle/memory/plan.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+
+namespace heddle {
+inline namespace v0 {
+
+/// @brief When `search_plan` stops: at the first of these, or when its plan is optimal.
+struct search_limits {
+  std::size_t target = 0;  ///< A peak in bytes that is good enough; 0 for the lowest there is.
+  double seconds = 1.0;    ///< Wall-clock time, at least 0.
+  std::uint64_t nodes = (std::numeric_limits<std::uint64_t>::max)();  ///< Nodes of the search; repeatable, unlike time.
+  std::uint64_t seed = 1;  ///< Of the restarts: another seed may be lucky where this one is not.
+};
+
+namespace detail {
+// 1 1 2 1 1 2 4 1 1 2 ...: how long to try before beginning anew when nobody knows (Luby, Sinclair, Zuckerman 1993).
+constexpr std::uint64_t luby(std::uint64_t i) noexcept {
+  for (;;) {
+    const int k = static_cast<int>(std::bit_width(i));
+    if (i == (std::uint64_t{1} << k) - 1) return std::uint64_t{1} << (k - 1);
+    i -= (std::uint64_t{1} << (k - 1)) - 1;
+  }
+}
+}  // namespace detail
+
+/// @brief The best plan that can be found within limits: greedy plans first, then a branch-and-bound search.
+///
+/// Anytime: it always has a valid plan, reports each better one, and stops at a target, at the lower bound, or at a
+/// limit. It searches below the target (or the lower bound), every fourth time half way between that and the best peak
+/// so far; a capacity proven too small raises the lower bound. The search is skipped above 4,096 buffers, where one
+/// descent takes too long; the greedy plans remain.
+///
+/// State:  n^2 bits or so for n lifetimes that are all live together: a list of neighbours, 4 bytes a pair.
+/// @param lifetimes What to place. @param limits When to stop.
+/// @param improved Called as improved(plan) for the first plan and each better one; may be a lambda.
+/// Throws: as plan_greedy; argument_error where `.seconds` is negative or not a number; what `improved` throws.
+template <class Lifetime, class Improved>
+memory_plan search_plan(std::span<const Lifetime> lifetimes, const search_limits& limits, Improved&& improved) {
+  if (!(limits.seconds >= 0.0)) {
+    throw argument_error("heddle::search_plan: seconds is " + std::to_string(limits.seconds) +
+                         ", allowed is 0 or above");
+  }
+  using search = detail::offset_search<Lifetime>;
+  constexpr double longest = 1e9;
+  const auto end = search::clock::now() + std::chrono::duration_cast<typename search::clock::duration>(
+                                              std::chrono::duration<double>((std::min)(limits.seconds, longest)));
+  const detail::plan_items<Lifetime> items(lifetimes);
+  memory_plan best;
+  const auto take = [&](const std::vector<std::size_t>& offsets, std::size_t lower_bound) {
+    memory_plan p = detail::finished_plan<memory_plan>(items, offsets);
+    p.lower_bound = lower_bound;
+    if (!best.offsets.empty() && p.peak >= best.peak) return;
+    best = std::move(p);
+    improved(std::as_const(best));
+  };
+  const auto enough = [&] { return best.optimal() || best.peak <= limits.target; };
+  for (const placement order : placements) {
+    take(detail::place_greedily(items, items.sorted(order)), items.lower_bound);
+    if (enough() || search::clock::now() > end) return best;
+  }
+  if (items.list.size() > 4096) return best;
+
+  search deep(items, limits.seed);
+  typename search::series below_goal, half_way;
+  const auto stop = [&] { return enough() || deep.nodes() >= limits.nodes || search::clock::now() > end; };
+  for (std::uint64_t round = 1; !stop(); ++round) {
+    const std::size_t goal = (std::max)(limits.target, best.lower_bound);
+    const bool easy = round % 4 == 0 && best.peak - goal > items.unit;
+    typename search::series& now = easy ? half_way : below_goal;
+    const std::size_t capacity = easy ? goal + (best.peak - goal) / 2 : goal;
+    if (now.capacity != capacity) now = {.capacity = capacity};
+    for (int k = 0; k < 6 && !stop(); ++k) {  // each of the ways to rank, plain and learnt
+      const std::uint64_t nodes = (std::min)(1000 * detail::luby(round), limits.nodes - deep.nodes());
+      const auto result = deep.run(now, nodes, end);
+      if (result == search::outcome::found) take(deep.found(), best.lower_bound);
+      if (result == search::outcome::none) {  // no plan has a peak of `capacity` or less
+        best.lower_bound = (std::min)(best.peak, (capacity / items.unit + 1) * items.unit);
+      }
+      if (result != search::outcome::unknown) break;
+    }
+  }
+  return best;
+}
+
+/// @brief The same, without reports.
+template <class Lifetime = lifetime>
+memory_plan search_plan(std::span<const Lifetime> lifetimes, const search_limits& limits = {}) {
+  return search_plan(lifetimes, limits, [](const memory_plan&) {});
+}
+
+}  // namespace v0
+}  // namespace heddle
