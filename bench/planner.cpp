@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Heddle authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// about: offline memory planning, published problems against their capacity and training steps against their lower bound
-// driver: script
+// about: offline memory planning, published problems against their capacity and training steps against their lower
+// bound driver: script
 //
 // Prints its lines itself, since what it compares are bytes:
 //   RATIO minimalloc.<set> <peak> <capacity> bytes <capacity / peak>
@@ -114,10 +114,11 @@ void generated() {
       longest = std::max(longest, seconds_since(start));
     }
   }
-  std::printf("%zu generated steps: gap in 1 ms per 1,000 buffers: median %.2f %%, 95th percentile %.2f %%; "
-              "largest in 1 s: %.2f %% (the slowest took %.3f s)\n",
-              at_once.size(), 100 * percentile(at_once, 0.5), 100 * percentile(at_once, 0.95),
-              100 * percentile(in_time, 1), longest);
+  std::printf(
+      "%zu generated steps: gap in 1 ms per 1,000 buffers: median %.2f %%, 95th percentile %.2f %%; "
+      "largest in 1 s: %.2f %% (the slowest took %.3f s)\n",
+      at_once.size(), 100 * percentile(at_once, 0.5), 100 * percentile(at_once, 0.95), 100 * percentile(in_time, 1),
+      longest);
   ratio("trace.generated.median", 1e6 * (1 + percentile(at_once, 0.5)), 1e6, 0);
   ratio("trace.generated.p95", 1e6 * (1 + percentile(at_once, 0.95)), 1e6, 0);
   ratio("trace.generated.worst_in_1s", 1e6 * (1 + percentile(in_time, 1)), 1e6, longest);

@@ -60,15 +60,24 @@ options read_options(int count, char** arguments) {
       if (i + 1 == count) throw usage_error(std::string(name) + " needs a value");
       return arguments[++i];
     };
-    if (name == "--help") o.help = true;
-    else if (name == "--target") o.limits.target = number<std::size_t>(name, value());
-    else if (name == "--seconds") o.limits.seconds = number<double>(name, value());
-    else if (name == "--seed") o.limits.seed = number<std::uint64_t>(name, value());
-    else if (name == "--output") o.output = value();
-    else if (name == "--map") o.map = value();
-    else if (name.starts_with("-")) throw usage_error("unknown option " + std::string(name));
-    else if (o.input.empty()) o.input = name;
-    else throw usage_error("one file at a time, not also " + std::string(name));
+    if (name == "--help")
+      o.help = true;
+    else if (name == "--target")
+      o.limits.target = number<std::size_t>(name, value());
+    else if (name == "--seconds")
+      o.limits.seconds = number<double>(name, value());
+    else if (name == "--seed")
+      o.limits.seed = number<std::uint64_t>(name, value());
+    else if (name == "--output")
+      o.output = value();
+    else if (name == "--map")
+      o.map = value();
+    else if (name.starts_with("-"))
+      throw usage_error("unknown option " + std::string(name));
+    else if (o.input.empty())
+      o.input = name;
+    else
+      throw usage_error("one file at a time, not also " + std::string(name));
   }
   if (o.input.empty() && !o.help) throw usage_error("no file was given; --help says more");
   return o;

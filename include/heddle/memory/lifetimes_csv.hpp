@@ -78,11 +78,19 @@ class lifetime_reader {
   }
 
   column column_of(std::string_view name) const {
-    static constexpr std::pair<std::string_view, column> known[] = {
-        {"id", column::id},       {"buffer", column::id},   {"buffer_id", column::id},        {"lower", column::lower},
-        {"start", column::lower}, {"begin", column::lower}, {"upper", column::upper},         {"end", column::end},
-        {"size", column::size},   {"gaps", column::gaps},   {"alignment", column::alignment}, {"offset", column::offset},
-        {"hint", column::ignored}};
+    static constexpr std::pair<std::string_view, column> known[] = {{"id", column::id},
+                                                                    {"buffer", column::id},
+                                                                    {"buffer_id", column::id},
+                                                                    {"lower", column::lower},
+                                                                    {"start", column::lower},
+                                                                    {"begin", column::lower},
+                                                                    {"upper", column::upper},
+                                                                    {"end", column::end},
+                                                                    {"size", column::size},
+                                                                    {"gaps", column::gaps},
+                                                                    {"alignment", column::alignment},
+                                                                    {"offset", column::offset},
+                                                                    {"hint", column::ignored}};
     for (const auto& [word, c] : known) {
       if (word == name) return c;
     }
@@ -125,7 +133,8 @@ class lifetime_reader {
       const std::vector<std::string_view> ends = split(gap, '-');
       if (ends.size() != 2) fail("a gap is written first-last, not '" + std::string(gap) + "'");
       const std::size_t from = number(ends[0], "gap"), to = number(ends[1], "gap");
-      if (from < x.first || to < from || to > end) fail("the gap '" + std::string(gap) + "' lies outside or out of order");
+      if (from < x.first || to < from || to > end)
+        fail("the gap '" + std::string(gap) + "' lies outside or out of order");
       x.group = buffer;
       x.last = from;
       push(x, buffer);
@@ -176,8 +185,8 @@ inline void write_lifetimes(std::ostream& out, const lifetime_table& table, cons
       gaps += (gaps.empty() ? "" : " ") + std::to_string(end) + "-" + std::to_string(x.first);
       end = x.last;
     }
-    out << table.names[buffer] << ',' << first.first << ',' << end << ',' << first.bytes << ',' << first.alignment << ','
-        << gaps << ',' << offset << '\n';
+    out << table.names[buffer] << ',' << first.first << ',' << end << ',' << first.bytes << ',' << first.alignment
+        << ',' << gaps << ',' << offset << '\n';
   }
   if (!out) throw file_error("heddle::write_lifetimes: the stream can't be written");
 }

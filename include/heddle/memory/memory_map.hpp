@@ -47,15 +47,15 @@ void write_memory_map(std::ostream& out, const memory_plan& plan, std::span<cons
     const double top = up(plan.offsets[i] + x.bytes);
     out << "<rect x=\"" << along(x.first) << "\" y=\"" << top << "\" width=\"" << along(x.last) - along(x.first)
         << "\" height=\"" << up(plan.offsets[i]) - top << "\" fill=\"hsl(" << i * 47 % 360
-        << " 55% 70%)\" stroke=\"#333\" stroke-width=\"0.4\"><title>" << i << ": [" << x.first << ", " << x.last << "), "
-        << x.bytes << " bytes at " << plan.offsets[i] << "</title></rect>\n";
+        << " 55% 70%)\" stroke=\"#333\" stroke-width=\"0.4\"><title>" << i << ": [" << x.first << ", " << x.last
+        << "), " << x.bytes << " bytes at " << plan.offsets[i] << "</title></rect>\n";
   }
   out << "<path d=\"M" << margin << ' ' << margin << 'h' << width << "M" << margin << ' ' << margin << 'v' << height
       << 'h' << width << "\" fill=\"none\" stroke=\"#000\"/>\n<text x=\"" << margin - 6 << "\" y=\"" << margin + 4
       << "\" text-anchor=\"end\">peak</text>\n<text x=\"" << margin - 6 << "\" y=\"" << margin + height
       << "\" text-anchor=\"end\">0</text>\n<text x=\"" << margin << "\" y=\"" << margin + height + 20 << "\">" << first
-      << "</text>\n<text x=\"" << margin + width << "\" y=\"" << margin + height + 20 << "\" text-anchor=\"end\">" << last
-      << "</text>\n</svg>\n";
+      << "</text>\n<text x=\"" << margin + width << "\" y=\"" << margin + height + 20 << "\" text-anchor=\"end\">"
+      << last << "</text>\n</svg>\n";
   if (!out) throw file_error("heddle::write_memory_map: the stream can't be written");
 }
 

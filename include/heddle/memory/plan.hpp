@@ -61,8 +61,7 @@ constexpr memory_plan plan_greedy(std::span<const Lifetime> lifetimes, placement
 ///
 /// For a tighter plan within a time of your choice use `search_plan` (heddle/memory/search_plan.hpp).
 /// Throws: as plan_greedy.
-template <class Lifetime = lifetime>
-constexpr memory_plan plan_memory(std::span<const Lifetime> lifetimes) {
+template <class Lifetime = lifetime> constexpr memory_plan plan_memory(std::span<const Lifetime> lifetimes) {
   const detail::plan_items<Lifetime> items(lifetimes);
   memory_plan best;
   for (const placement order : placements) {

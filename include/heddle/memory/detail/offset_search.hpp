@@ -32,8 +32,7 @@ namespace detail {
 // and begun anew with other ranks; items that were open where a capacity was exceeded come earlier then.
 // Source: the search of MiniMalloc (Moffitt, ASPLOS 2023) for the canonical order, the partition into parts and two
 // of the prunings; restarts and learnt ranks are ours.
-template <class Lifetime>
-class offset_search {
+template <class Lifetime> class offset_search {
   using items_type = plan_items<Lifetime>;
   using index = typename items_type::index;
 
@@ -42,8 +41,14 @@ class offset_search {
   using clock = std::chrono::steady_clock;
 
   offset_search(const items_type& items, std::uint64_t seed)
-      : items_(items), seed_(seed), offsets_(items.list.size()), rest_(items.list.size()), placed_(items.list.size()),
-        open_(items.load), suspects_(items.load.size()), rank_(items.list.size()) {
+      : items_(items),
+        seed_(seed),
+        offsets_(items.list.size()),
+        rest_(items.list.size()),
+        placed_(items.list.size()),
+        open_(items.load),
+        suspects_(items.load.size()),
+        rank_(items.list.size()) {
     const std::size_t n = items.list.size();
     by_birth_.resize(n);
     for (std::size_t i = 0; i < n; ++i) by_birth_[i] = static_cast<index>(i);
@@ -137,8 +142,7 @@ class offset_search {
     for (std::size_t r = 0; r < n; ++r) rank_[order[r]] = static_cast<std::int64_t>(r);
   }
 
-  template <class Function>
-  void each_section(index i, Function&& f) {
+  template <class Function> void each_section(index i, Function&& f) {
     const auto& x = items_.list[i];
     for (index r = x.runs; r < x.runs_end; ++r) {
       for (index s = items_.run_list[r].first; s < items_.run_list[r].last; ++s) f(s);
@@ -263,9 +267,8 @@ class offset_search {
       if (rest_[i] < lowest_top && (rest_[i] > floor || (rest_[i] == floor && rank_[i] > last))) arena_.push_back(i);
     }
     const std::size_t choices_end = arena_.size();
-    std::sort(arena_.begin() + static_cast<std::ptrdiff_t>(first_choice), arena_.end(), [&](index a, index b) {
-      return rest_[a] != rest_[b] ? rest_[a] < rest_[b] : rank_[a] < rank_[b];
-    });
+    std::sort(arena_.begin() + static_cast<std::ptrdiff_t>(first_choice), arena_.end(),
+              [&](index a, index b) { return rest_[a] != rest_[b] ? rest_[a] < rest_[b] : rank_[a] < rank_[b]; });
     for (std::size_t c = first_choice; c < choices_end && !stopped_; ++c) {
       const index i = arena_[c];
       const std::size_t mark = changes_.size(), at = rest_[i];

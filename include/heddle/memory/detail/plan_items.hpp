@@ -20,15 +20,14 @@ namespace detail {
 
 // The moments at which something begins or ends cut time into sections; an item is a lifetime, or a group as one, over
 // those sections in which it lives. What takes no room is no item.
-template <class Lifetime>
-struct plan_items {
+template <class Lifetime> struct plan_items {
   using index = std::uint32_t;
   struct item {
     std::size_t bytes = 0, alignment = 1;
-    index first = 0, last = 0;  // the sections from its birth to its death
+    index first = 0, last = 0;     // the sections from its birth to its death
     index runs = 0, runs_end = 0;  // where it lives in between, in `run_list`
-    std::size_t duration = 0;   // moments
-    std::size_t load = 0;       // bytes live at its busiest section
+    std::size_t duration = 0;      // moments
+    std::size_t load = 0;          // bytes live at its busiest section
   };
   struct run {
     index first, last;
@@ -36,7 +35,7 @@ struct plan_items {
 
   std::vector<item> list;
   std::vector<run> run_list;
-  std::vector<index> item_of;  // of each lifetime; `none` for those that take no room
+  std::vector<index> item_of;     // of each lifetime; `none` for those that take no room
   std::vector<std::size_t> load;  // bytes live in each section
   std::size_t lower_bound = 0;
   std::size_t unit = 0;  // divides every peak worth considering
@@ -113,8 +112,7 @@ struct plan_items {
   }
 
   // All items in the order of a greedy planner; ties by birth, then as they were given.
-  template <class Placement>
-  constexpr std::vector<index> sorted(Placement order) const {
+  template <class Placement> constexpr std::vector<index> sorted(Placement order) const {
     std::vector<index> out(list.size());
     for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<index>(i);
     const auto area = [](const item& x) { return static_cast<double>(x.bytes) * static_cast<double>(x.duration); };
@@ -189,8 +187,9 @@ constexpr std::vector<std::size_t> place_greedily(const plan_items<Lifetime>& it
     }
     offsets[i] = at;
     const placed mine{at, at + x.bytes, x.first, x.last, i};
-    done.insert(std::lower_bound(done.begin(), done.end(), at, [](const placed& p, std::size_t o) { return p.begin < o; }),
-                mine);
+    done.insert(
+        std::lower_bound(done.begin(), done.end(), at, [](const placed& p, std::size_t o) { return p.begin < o; }),
+        mine);
   }
   return offsets;
 }

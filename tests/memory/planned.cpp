@@ -1,0 +1,217 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+
+#include <heddle/memory/limiting.hpp>
+#include <heddle/memory/planned.hpp>
+#include <heddle/memory/thread_safe.hpp>
+#include <heddle/memory/tracking.hpp>
+
+#include "conformance.hpp"
+
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace {
+namespace hd = heddle;
+
+// A step of random blocks, the same for the same seed; each is filled with a mark of its own and looked at before it is
+// given back. Returns how many bytes were spoiled.
+template <class Memory> std::size_t step(Memory& memory, unsigned seed, int calls = 200) {
+  struct piece {
+    unsigned char* p;
+    std::size_t bytes, alignment;
+    unsigned char mark;
+  };
+  std::mt19937 random(seed);
+  std::vector<piece> live;
+  std::size_t spoiled = 0;
+  const auto give = [&](std::size_t k) {
+    const piece x = live[k];
+    for (std::size_t i = 0; i < x.bytes; ++i) spoiled += x.p[i] != x.mark;
+    memory.deallocate_sync(x.p, x.bytes, x.alignment);
+    live.erase(live.begin() + static_cast<std::ptrdiff_t>(k));
+  };
+  for (int i = 0; i < calls; ++i) {
+    if (live.empty() || random() % 3) {
+      const std::size_t bytes = 1 + random() % 5000, alignment = std::size_t{1} << random() % 9;
+      auto* const p = static_cast<unsigned char*>(memory.allocate_sync(bytes, alignment));
+      CHECK(reinterpret_cast<std::uintptr_t>(p) % alignment == 0);
+      std::memset(p, i, bytes);
+      live.push_back({p, bytes, alignment, static_cast<unsigned char>(i)});
+    } else {
+      give(random() % live.size());
+    }
+  }
+  while (!live.empty()) give(live.size() - 1);
+  return spoiled;
+}
+
+std::string temporary(const char* name) { return (std::filesystem::temp_directory_path() / name).string(); }
+
+}  // namespace
+
+TEST_CASE("planned conforms, as a recorder and as a plan of another step", "[memory][planned]") {
+  heddle_test::conforms_to_resource([] { return hd::thread_safe{hd::planned{hd::host_resource{}}}; });
+  heddle_test::conforms_to_resource([] {
+    hd::planned memory{hd::host_resource{}};
+    memory.begin_step();
+    step(memory, 3);
+    memory.begin_step();
+    return hd::thread_safe{memory};
+  });
+}
+
+TEST_CASE("planned: a step that repeats asks the upstream for nothing", "[memory][planned]") {
+  hd::tracking upstream{hd::host_resource{}};
+  hd::planned memory{upstream};
+  for (const unsigned seed : {1u, 2u, 3u}) {
+    memory.begin_step();
+    for (int repeat = 0; repeat < 5; ++repeat) {
+      if (memory.replaying()) {
+        // What was planned for another seed doesn't fit: one step falls back, the next is recorded.
+        CHECK(step(memory, seed) == 0);
+        memory.begin_step();
+      }
+      if (repeat == 0) {
+        CHECK(step(memory, seed) == 0);
+        memory.begin_step();
+      }
+      REQUIRE(memory.replaying());
+      const std::size_t before = upstream.allocations();
+      CHECK(step(memory, seed) == 0);
+      memory.begin_step();
+      CHECK(memory.replaying());
+      CHECK(upstream.allocations() == before);
+    }
+    CHECK(hd::is_valid(memory.plan(), std::span<const hd::lifetime>(memory.lifetimes())));
+    CHECK(memory.plan().peak <= memory.plan().lower_bound + memory.plan().lower_bound / 4);
+  }
+  CHECK(memory.deviations() == 2);
+}
+
+TEST_CASE("planned: a step that deviates falls back, says so once, and is planned anew", "[memory][planned]") {
+  hd::tracking upstream{hd::host_resource{}};
+  hd::planned memory{upstream};
+  const auto steps = [&](int n, unsigned seed, int calls) {
+    for (int i = 0; i < n; ++i) {
+      memory.begin_step();
+      CHECK(step(memory, seed, calls) == 0);
+    }
+  };
+  steps(3, 7, 100);
+  CHECK(memory.deviations() == 0);
+  CHECK(memory.last_deviation().empty());
+  steps(1, 8, 100);  // other sizes
+  CHECK(memory.deviations() == 1);
+  CHECK(memory.last_deviation().find("call ") != std::string::npos);
+  CHECK_FALSE(memory.replaying());
+  steps(3, 8, 100);
+  CHECK(memory.deviations() == 1);
+  CHECK(memory.replaying());
+  steps(1, 8, 60);  // the same, but it ends early
+  memory.begin_step();
+  CHECK(memory.deviations() == 2);
+  CHECK(step(memory, 8, 60) == 0);
+  memory.begin_step();
+  CHECK(memory.replaying());
+  CHECK(step(memory, 8, 140) == 0);  // and one that goes on for longer
+  CHECK(memory.deviations() == 3);
+  CHECK(upstream.live() == 1);  // the plan's block, which may be that of an earlier and larger plan
+  CHECK(upstream.bytes() >= memory.plan().peak);
+}
+
+TEST_CASE("planned: blocks that outlive their step are the upstream's", "[memory][planned]") {
+  hd::tracking upstream{hd::host_resource{}};
+  {
+    hd::planned memory{upstream};
+    void* kept = nullptr;
+    for (int i = 0; i < 6; ++i) {
+      memory.begin_step();
+      void* const a = memory.allocate_sync(1000, 8);
+      void* const b = memory.allocate_sync(300, 8);
+      std::memset(b, i, 300);
+      memory.deallocate_sync(a, 1000, 8);
+      if (kept) memory.deallocate_sync(kept, 300, 8);
+      kept = b;
+      void* const c = memory.allocate_sync(1000, 8);
+      std::memset(c, 99, 1000);
+      CHECK(static_cast<unsigned char*>(kept)[299] == i);
+      memory.deallocate_sync(c, 1000, 8);
+      CHECK(memory.deviations() == 0);
+      if (i > 0) CHECK(memory.plan().peak == 1000);
+    }
+    memory.deallocate_sync(kept, 300, 8);
+  }
+  CHECK(upstream.bytes() == 0);
+  CHECK(upstream.live() == 0);
+}
+
+TEST_CASE("planned: without room for the plan the step is served and recorded again", "[memory][planned]") {
+  hd::limiting upstream{hd::host_resource{}, 10000};
+  hd::planned memory{upstream};
+  const auto small_step = [&] {
+    void* const a = memory.allocate_sync(4000, 8);
+    memory.deallocate_sync(a, 4000, 8);
+  };
+  memory.begin_step();
+  small_step();
+  void* const other = upstream.allocate_sync(7000, 8);
+  CHECK_THROWS_AS(memory.begin_step(), hd::memory_error);
+  upstream.deallocate_sync(other, 7000, 8);
+  memory.begin_step();
+  small_step();
+  memory.begin_step();
+  CHECK(memory.replaying());
+  small_step();
+  CHECK(memory.deviations() == 0);
+}
+
+TEST_CASE("planned: a plan is saved and loaded; a damaged one is refused and changes nothing", "[memory][planned]") {
+  const std::string path = temporary("heddle-planned-test");
+  hd::planned first{hd::host_resource{}};
+  CHECK_THROWS_AS(first.save(path), hd::argument_error);
+  first.begin_step();
+  void* const escaped = first.allocate_sync(64, 8);
+  step(first, 5);
+  first.begin_step();
+  first.deallocate_sync(escaped, 64, 8);
+  first.save(path);
+
+  hd::tracking upstream{hd::host_resource{}};
+  hd::planned second{upstream};
+  second.load(path);
+  CHECK(second.replaying());
+  CHECK(second.plan().offsets == first.plan().offsets);
+  CHECK(second.plan().peak == first.plan().peak);
+  CHECK(second.lifetimes() == first.lifetimes());
+  CHECK(upstream.allocations() == 1);
+  void* const again = second.allocate_sync(64, 8);
+  CHECK(step(second, 5) == 0);
+  CHECK(upstream.allocations() == 2);  // the block that outlives its step
+  CHECK(second.deviations() == 0);
+  second.begin_step();
+  second.deallocate_sync(again, 64, 8);
+
+  std::string content;
+  {
+    std::ifstream file(path, std::ios::binary);
+    content.assign(std::istreambuf_iterator<char>(file), {});
+  }
+  for (const std::size_t at : {std::size_t{0}, std::size_t{20}, content.size() / 2, content.size() - 1}) {
+    std::string damaged = content;
+    damaged[at] = static_cast<char>(damaged[at] ^ 4);
+    std::ofstream(path, std::ios::binary) << damaged;
+    CHECK_THROWS_AS(second.load(path), hd::file_error);
+  }
+  std::ofstream(path, std::ios::binary) << content.substr(0, content.size() - 9);
+  CHECK_THROWS_AS(second.load(path), hd::file_error);
+  std::filesystem::remove(path);
+  CHECK_THROWS_AS(second.load(path), hd::file_error);
+  CHECK(second.plan().offsets == first.plan().offsets);
+}
