@@ -1,0 +1,240 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// about: nanoseconds per allocation and deallocation, and memory per live byte, against malloc, jemalloc and std::pmr
+// driver: script
+// wants: libjemalloc-dev jemalloc/jemalloc.h
+// links: dl
+//
+// Replays two traces: a step of the GPT example, recorded, and a random one with the same number of live blocks. Prints
+// its lines itself:
+//   RATIO <resource>.<peer>.<trace> <ours> <peer> ns <peer / ours>      a pair of calls, median of interleaved runs
+//   RATIO <resource>.bound.<trace> <peak> <lower bound> bytes <lower bound / peak>
+#include <heddle/memory/arena.hpp>
+#include <heddle/memory/host_resource.hpp>
+#include <heddle/memory/logging.hpp>
+#include <heddle/memory/planned.hpp>
+#include <heddle/memory/pmr.hpp>
+#include <heddle/memory/pool.hpp>
+#include <heddle/memory/tracking.hpp>
+#include <heddle/recompute/chain.hpp>
+#include <heddle/recompute/none.hpp>
+
+#include <dlfcn.h>
+#include <malloc.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory_resource>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "../examples/gpt/data.hpp"
+#include "../examples/gpt/model.hpp"
+
+namespace hd = heddle;
+
+namespace {
+
+struct call {
+  std::size_t block, bytes;  // 0 bytes: give it back
+};
+
+struct trace {
+  std::string name;
+  std::vector<call> calls;
+  std::size_t blocks = 0, lower_bound = 0;
+};
+
+trace from_lifetimes(std::string name, const std::vector<hd::lifetime>& all) {
+  trace t{std::move(name), {}, all.size(), hd::plan_memory(std::span<const hd::lifetime>(all)).lower_bound};
+  std::vector<std::pair<std::size_t, call>> events;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    events.push_back({all[i].first, {i, all[i].bytes}});
+    events.push_back({all[i].last, {i, 0}});
+  }
+  std::stable_sort(events.begin(), events.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (const auto& e : events) t.calls.push_back(e.second);
+  return t;
+}
+
+// What the chain of the GPT example allocates in one step, at the sizes of its --long run.
+trace gpt_step() {
+  const gpt::shape s{.vocabulary = 65, .context = 32, .width = 32, .heads = 4, .layers = 24, .batch = 1};
+  gpt::model<float> m{s, 1};
+  std::vector<hd::recompute::layer> layers;
+  m.for_each_layer([&](auto& l, std::string name) { layers.emplace_back(l, std::move(name)); });
+  gpt::sequences text;
+  text.set(0, std::vector<std::int32_t>(s.context + 1, 1), 0, s.context);
+  hd::logging memory{hd::host_resource{}};
+  hd::recompute::chain chain{hd::recompute::none{}, memory, std::move(layers)};
+  m.shared().targets = text.targets.data();
+  (void)chain.forward(text.inputs.data());
+  const double one = 1;
+  chain.backward(&one, nullptr);
+  return from_lifetimes("gpt", memory.lifetimes());
+}
+
+// Blocks of 64 bytes to 256 KiB, log-uniform, about 100 of them live.
+trace random_trace() {
+  std::mt19937 random(1);
+  std::vector<hd::lifetime> all;
+  std::vector<std::size_t> live;
+  std::size_t now = 0;
+  const auto end = [&](std::size_t k) {
+    all[live[k]].last = now++;
+    live[k] = live.back();
+    live.pop_back();
+  };
+  for (int i = 0; i < 2000; ++i) {
+    if (live.size() >= 200 || (!live.empty() && random() % 200 < live.size())) end(random() % live.size());
+    live.push_back(all.size());
+    all.push_back({now++, 0, std::size_t{64} << random() % 12 | random() % 64});
+  }
+  while (!live.empty()) end(live.size() - 1);
+  return from_lifetimes("random", all);
+}
+
+// One replay after the other; touches the first byte of each block, as any use would.
+template <class Take, class Give> void replay(const trace& t, std::vector<void*>& blocks, Take&& take, Give&& give) {
+  for (const call& c : t.calls) {
+    if (c.bytes) {
+      blocks[c.block] = take(c.bytes);
+      *static_cast<volatile char*>(blocks[c.block]) = 1;
+    } else {
+      give(blocks[c.block]);
+    }
+  }
+}
+
+struct contender {
+  std::string name;
+  bool ours;
+  std::function<void()> step;
+  std::vector<double> nanoseconds = {};
+};
+
+struct row {
+  std::string name, unit;
+  double ours, other, ratio;
+};
+std::vector<row> rows;
+
+void ratio(const std::string& name, double ours, double other, const char* unit) {
+  rows.push_back({name, unit, ours, other, other / ours});
+  std::printf("RATIO %s %.4g %.4g %s %.3f\n", name.c_str(), ours, other, unit, other / ours);
+}
+
+double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v[v.size() / 2];
+}
+
+void measure(const trace& t) {
+  std::vector<void*> blocks(t.blocks);
+  std::vector<std::size_t> bytes(t.blocks);
+  for (const call& c : t.calls) {
+    if (c.bytes) bytes[c.block] = c.bytes;
+  }
+  std::vector<contender> all;
+  const auto add = [&](const char* name, bool ours, auto take, auto give) {
+    all.push_back({name, ours, [&t, &blocks, take, give]() mutable { replay(t, blocks, take, give); }});
+  };
+  // A resource of ours must be told the size when a block goes back, as std::pmr is.
+  const auto add_resource = [&](const char* name, auto memory, auto before) {
+    all.push_back({name, true, [&t, &blocks, &bytes, memory, before]() mutable {
+                     before(memory);
+                     for (const call& c : t.calls) {
+                       if (c.bytes) {
+                         blocks[c.block] = memory.allocate_sync(c.bytes, 64);
+                         *static_cast<volatile char*>(blocks[c.block]) = 1;
+                       } else {
+                         memory.deallocate_sync(blocks[c.block], bytes[c.block], 64);
+                       }
+                     }
+                   }});
+  };
+  const auto nothing = [](auto&) {};
+  hd::tracking under_planned{hd::host_resource{}}, under_pool{hd::host_resource{}}, under_arena{hd::host_resource{}};
+  hd::planned planned{under_planned, {.seconds = 1}};
+  add_resource("planned", planned, [](auto& m) { m.begin_step(); });
+  add_resource("pool", hd::pool{under_pool}, nothing);
+  add_resource("arena", hd::arena{under_arena}, nothing);
+  add("malloc", false, [](std::size_t n) { return std::malloc(n); }, [](void* p) { std::free(p); });
+  void* const library = dlopen("libjemalloc.so.2", RTLD_NOW | RTLD_LOCAL);
+  if (library) {
+    const auto take = reinterpret_cast<void* (*)(std::size_t)>(dlsym(library, "malloc"));
+    const auto give = reinterpret_cast<void (*)(void*)>(dlsym(library, "free"));
+    if (take && give) add("jemalloc", false, take, give);
+  } else {
+    std::printf("SKIP planned.jemalloc.%s libjemalloc.so.2 can't be loaded\n", t.name.c_str());
+  }
+  std::pmr::unsynchronized_pool_resource standard({.max_blocks_per_chunk = 0, .largest_required_pool_block = 1 << 22});
+  all.push_back({"pmr_pool", false, [&]() {
+                   for (const call& c : t.calls) {
+                     if (c.bytes) {
+                       blocks[c.block] = standard.allocate(c.bytes, 64);
+                       *static_cast<volatile char*>(blocks[c.block]) = 1;
+                     } else {
+                       standard.deallocate(blocks[c.block], bytes[c.block], 64);
+                     }
+                   }
+                 }});
+
+  const auto pairs = static_cast<double>(t.blocks);
+  for (int warm = 0; warm < 3; ++warm) {
+    for (contender& c : all) c.step();
+  }
+  for (int repeat = 0; repeat < 41; ++repeat) {
+    for (contender& c : all) {
+      const int times = std::max(1, static_cast<int>(200000 / pairs) / 10);
+      const auto start = std::chrono::steady_clock::now();
+      for (int k = 0; k < times; ++k) c.step();
+      const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - start;
+      c.nanoseconds.push_back(took.count() / pairs / times);
+    }
+  }
+  std::printf("trace %s: %zu blocks, %zu bytes live at most\n", t.name.c_str(), t.blocks, t.lower_bound);
+  for (const contender& ours : all) {
+    if (!ours.ours) continue;
+    for (const contender& peer : all) {
+      if (!peer.ours)
+        ratio(ours.name + "." + peer.name + "." + t.name, median(ours.nanoseconds), median(peer.nanoseconds), "ns");
+    }
+  }
+  const auto bound = static_cast<double>(t.lower_bound);
+  ratio("planned.bound." + t.name, static_cast<double>(planned.plan().peak), bound, "bytes");
+  ratio("pool.bound." + t.name, static_cast<double>(under_pool.peak_bytes()), bound, "bytes");
+  ratio("arena.bound." + t.name, static_cast<double>(under_arena.peak_bytes()), bound, "bytes");
+  if (planned.deviations() != 0) std::abort();
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  if (count != 2) {
+    std::fprintf(stderr, "usage: allocator JSON\n");
+    return 2;
+  }
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);  // else malloc maps large blocks each time, at some microseconds each
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  measure(gpt_step());
+  measure(random_trace());
+  std::FILE* const file = std::fopen(arguments[1], "w");
+  if (!file) {
+    std::fprintf(stderr, "allocator: cannot write %s\n", arguments[1]);
+    return 1;
+  }
+  std::fprintf(file, "{\"benchmarks\": [");
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    std::fprintf(file, "%s\n  {\"name\": \"%s\", \"ours\": %.6g, \"other\": %.6g, \"unit\": \"%s\", \"ratio\": %.4f}",
+                 i ? "," : "", rows[i].name.c_str(), rows[i].ours, rows[i].other, rows[i].unit.c_str(), rows[i].ratio);
+  }
+  std::fprintf(file, "\n]}\n");
+  return std::fclose(file) == 0 ? 0 : 1;
+}
