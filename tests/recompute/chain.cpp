@@ -143,7 +143,7 @@ TEST_CASE("dropout and running statistics: the same bits under every schedule", 
     const auto expected = gradients(first, rc::none{});
     CHECK(gradients(second, rc::sqrt{}) == expected);
     CHECK(gradients(third, least) == expected);
-    CHECK(gradients(fourth, rc::sqrt{.segment = 1}) == expected);
+    CHECK(gradients(fourth, rc::full{}) == expected);
     for (network* net : {&second, &third, &fourth}) {
       CHECK(net->c.running == first.c.running);
       CHECK(net->g.running == first.g.running);
@@ -350,7 +350,7 @@ TEST_CASE("policies and schedules are replaced at run time; new sizes are planne
   std::vector<rc::layer> list(layers.begin(), layers.end());
   hd::tracking memory{hd::host_resource{}};
   const std::vector<unsigned char> in(40);
-  rc::chain c{rc::sqrt{}, memory, list};
+  rc::chain c{rc::every{.layers = 3}, memory, list};
   const auto step = [&] {
     memory.reset_peak();
     c.forward(in.data());
@@ -363,10 +363,10 @@ TEST_CASE("policies and schedules are replaced at run time; new sizes are planne
   c.use(rc::none{}.plan(c.costs()));
   CHECK(step() > small_peak);
   CHECK(c.plan() == rc::none{}.plan(c.costs()));
-  c.use(rc::sqrt{.segment = 9});
+  c.use(rc::every{.layers = 9});
   CHECK(c.plan() == rc::none{}.plan(c.costs()));
-  CHECK(c.policy().segment == 9);
-  c.use(rc::sqrt{});
+  CHECK(c.policy().layers == 9);
+  c.use(rc::every{.layers = 3});
   CHECK(step() == small_peak);
   CHECK_THROWS_AS(c.use(rc::schedule{}), rc::schedule_error);
   CHECK(step() == small_peak);

@@ -32,7 +32,7 @@ TEST_CASE("none conforms", "[recompute]") { heddle_test::conforms_to_policy(hedd
 TEST_CASE("sqrt conforms", "[recompute]") {
   heddle_test::conforms_to_policy(heddle::recompute::sqrt{});
   for (std::size_t segment : {1, 2, 3, 7, 40, 100}) {
-    heddle_test::conforms_to_policy(heddle::recompute::sqrt{.segment = segment});
+    heddle_test::conforms_to_policy(heddle::recompute::every{.layers = segment});
   }
 }
 

@@ -94,7 +94,7 @@ TEST_CASE("a timeline, written out by hand", "[recompute][simulate]") {
                        {drop, 1},
                        {backward, 1},
                        {backward, 0}}};
-  CHECK(mine == rc::sqrt{.segment = 2}.plan(costs));
+  CHECK(mine == rc::every{.layers = 2}.plan(costs));
   const simulation s = simulate(mine, costs);
   const std::vector<simulation::event> expected{
       {0, 10}, {1, 30}, {1, 20}, {2, 60}, {2, 64},           // forward: outputs, one dropped, the last with its block

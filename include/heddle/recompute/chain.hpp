@@ -53,8 +53,7 @@ namespace recompute {
 ///
 /// @tparam Policy Anything with `plan`: `none`, `sqrt`, a `schedule` written by hand, a user's own.
 /// @tparam Resource Host memory; held by value.
-template <class Policy, class Resource = host_resource>
-class chain {
+template <class Policy, class Resource = host_resource> class chain {
   static_assert(has_plan<Policy>,
                 "heddle::recompute::chain: the policy must provide plan(span of layer_cost) const; "
                 "see recompute/concept.hpp");
@@ -82,7 +81,7 @@ class chain {
     requires(!(std::same_as<std::remove_cvref_t<Layers>, std::vector<layer>> || ...))
   chain(Policy policy, Resource resource, Layers&&... layers)
       : chain(std::move(policy), std::move(resource), gather(layers...)) {
-    static_assert(((std::is_lvalue_reference_v<Layers> || std::same_as<std::remove_cvref_t<Layers>, layer>)&&...),
+    static_assert(((std::is_lvalue_reference_v<Layers> || std::same_as<std::remove_cvref_t<Layers>, layer>) && ...),
                   "heddle::recompute::chain: layers are held by reference; a temporary would be gone");
   }
 
@@ -229,8 +228,7 @@ class chain {
     std::size_t bytes = 0;
   };
 
-  template <class... Layers>
-  static std::vector<layer> gather(Layers&... layers) {
+  template <class... Layers> static std::vector<layer> gather(Layers&... layers) {
     std::vector<layer> all;
     all.reserve(sizeof...(layers));
     (all.emplace_back(layers), ...);

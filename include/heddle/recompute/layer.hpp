@@ -39,8 +39,9 @@ class layer {
     static_assert(has_forward<Layer>,
                   "heddle::recompute::layer: a layer must provide forward(in, out, saved, pass); "
                   "see recompute/concept.hpp");
-    static_assert(has_backward<Layer>, "heddle::recompute::layer: a layer must provide backward(in, saved, grad_out, "
-                                       "grad_in); see recompute/concept.hpp");
+    static_assert(has_backward<Layer>,
+                  "heddle::recompute::layer: a layer must provide backward(in, saved, grad_out, "
+                  "grad_in); see recompute/concept.hpp");
     if constexpr (chainable<Layer>) {
       cost_ = [](const void* p) { return cost_of(*static_cast<const Layer*>(p)); };
       forward_ = [](void* p, const void* in, void* out, void* saved, pass kind) {
@@ -67,8 +68,7 @@ class layer {
   }
 
  private:
-  template <class Layer>
-  static layer_cost cost_of(const Layer& target) {
+  template <class Layer> static layer_cost cost_of(const Layer& target) {
     layer_cost cost;
     cost.output_bytes = target.output_bytes();
     cost.saved_bytes = target.saved_bytes();

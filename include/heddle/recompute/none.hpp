@@ -18,8 +18,7 @@ namespace recompute {
 /// Traffic: n forwards, n backwards.
 struct none {
   /// Forward of every layer keeping all, then backward of every layer.
-  template <class Schedule = schedule>
-  Schedule plan(std::span<const layer_cost> costs) const {
+  template <class Schedule = schedule> Schedule plan(std::span<const layer_cost> costs) const {
     Schedule result;
     result.steps.reserve(2 * costs.size());
     for (std::size_t i = 0; i < costs.size(); ++i) result.steps.push_back({action::forward_keep_all, i});

@@ -79,10 +79,7 @@ struct schedule {
   std::vector<operation> steps;  ///< In the order of execution.
 
   /// Itself, whatever the costs: a hand-written schedule is a policy.
-  template <class Schedule = schedule>
-  Schedule plan(std::span<const layer_cost>) const {
-    return *this;
-  }
+  template <class Schedule = schedule> Schedule plan(std::span<const layer_cost>) const { return *this; }
 
   friend bool operator==(const schedule&, const schedule&) = default;
 };

@@ -47,8 +47,7 @@ struct simulation {
 /// Such a schedule holds nothing at its end.
 ///
 /// Throws:  `schedule_error` naming step and layer.
-template <class Schedule = schedule>
-simulation simulate(const Schedule& what, std::span<const layer_cost> costs) {
+template <class Schedule = schedule> simulation simulate(const Schedule& what, std::span<const layer_cost> costs) {
   const std::size_t n = costs.size();
   struct flags {
     bool output = false, saved = false, ran = false;
