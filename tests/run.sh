@@ -10,7 +10,8 @@ usage: bash tests/run.sh [--all | --preset NAME] [--jobs N] [FILTER]
 
 Installs what is missing, builds, and runs the tests.
 
-  (no option)    preset release: all tests, and the tests of headers, messages, consumers and documentation
+  (no option)    preset release: all tests, those under mpirun too, and the tests of headers, messages, consumers
+                 and documentation
   --all          also asan-ubsan and tsan and, where there is nvcc, cuda
   --preset NAME  only this one: release, asan-ubsan, tsan or cuda
   --jobs N       compile and test N things at a time (default: the number of cores)
@@ -46,6 +47,7 @@ has_header catch2/catch_all.hpp || has_header catch2/catch.hpp || install catch2
 has_header boost/context/detail/fcontext.hpp || install libboost-context-dev "the emulated device, on which CUDA code is tested"
 have doxygen || install doxygen "checking the documentation"
 have git || install git "the test that fetches this repository"
+[[ " ${presets[*]} " != *" release "* ]] || need_mpi "the tests of ranks that are processes"
 [ $all = no ] || has_header benchmark/benchmark.h || install libbenchmark-dev "compiling the benchmarks"
 
 passed=0 failed=0 skipped=0 broken=()

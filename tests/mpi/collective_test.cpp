@@ -114,7 +114,7 @@ template <class T> void check_type(hd::mpi::communicator& comm, const char* name
 
 template <class Topology>
 void check_topology(const char* name, const Topology& t, std::size_t piece = std::size_t{1} << 30) {
-  hd::mpi::options o = few();
+  hd::mpi::options o = settings();
   o.piece = piece;
   on_ranks(world_size(), o, [&](auto& comm) {
     check_type<float>(comm, name, late(t));

@@ -25,7 +25,8 @@ inline int world_size() {
 
 inline bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-inline hd::mpi::options few(std::chrono::nanoseconds deadline = 2s) {
+// Settings of a communicator. The deadline is there to end a test that hangs, however busy the machine is.
+inline hd::mpi::options settings(std::chrono::nanoseconds deadline = 30s) {
   hd::mpi::options o;
   o.deadline = deadline;
   o.level = hd::mpi::thread_level::single;  // whatever the tests were started with
@@ -68,4 +69,4 @@ template <class Function> void on_ranks(int ranks, const hd::mpi::options& o, Fu
   const ended e = outcome(ranks, o, f);
   CHECK(e.text == "");
 }
-template <class Function> void on_ranks(Function&& f) { on_ranks(world_size(), few(), f); }
+template <class Function> void on_ranks(Function&& f) { on_ranks(world_size(), settings(), f); }

@@ -13,7 +13,7 @@ template <class Plan, class Rule> void same_as_threads(const char* name, const P
   const std::size_t steps = 12;
   const auto expected = train(plan, rule, p, steps, 0.05f);
   hd::report done;
-  on_ranks(p, few(20s), [&](auto& comm) {
+  on_ranks(p, settings(), [&](auto& comm) {
     quadratic m;
     hd::data_parallel dp{plan, comm, m.tensors(), rule};
     for (std::size_t s = 0; s < steps; ++s) train_step(dp, m, first_sample(s, comm.rank(), p, 2), 2, 0.05f);
@@ -44,7 +44,7 @@ TEST_CASE("data_parallel over mpi through wrappers", "[threads]") {
   const auto plan = hd::strategy{.topology = hd::ring{}};
   const int p = world_size();
   const auto expected = train(plan, hd::sgd{}, p, 5, 0.05f);
-  on_ranks(p, few(20s), [&](auto& comm) {
+  on_ranks(p, settings(), [&](auto& comm) {
     hd::counting<hd::throttled<hd::mpi::communicator>> slow(hd::throttled(comm, hd::link_cost{.alpha = 1e-5}));
     quadratic m;
     hd::data_parallel dp{plan, slow, m.tensors(), hd::sgd{}};
@@ -55,7 +55,7 @@ TEST_CASE("data_parallel over mpi through wrappers", "[threads]") {
 
 TEST_CASE("a rank that leaves its training loop by an exception ends the others'", "[threads]") {
   const int p = world_size();
-  const ended e = outcome(p, few(20s), [&](auto& comm) {
+  const ended e = outcome(p, settings(), [&](auto& comm) {
     quadratic m;
     hd::data_parallel dp{hd::strategy{.topology = hd::ring{}}, comm, m.tensors(), hd::sgd{}};
     for (std::size_t s = 0; s < 20; ++s) {
@@ -79,7 +79,7 @@ TEST_CASE("a checkpoint written over mpi is read on threads", "[threads]") {
   const hd::sgd rule{.momentum = 0.9f};
   const auto expected = train(plan, rule, p, 8, 0.05f);
   char path[] = "/tmp/heddle-mpi-XXXXXX";
-  on_ranks(p, few(20s), [&](auto& comm) {
+  on_ranks(p, settings(), [&](auto& comm) {
     std::string text;
     if (comm.rank() == 0) text = ::mkdtemp(path);
     hd::broadcast(comm, std::span<char>(path));
@@ -105,7 +105,7 @@ TEST_CASE("data_parallel is refused by name where only one thread may call MPI")
   MPI_Query_thread(&given);
   const int p = world_size();
   if (given >= MPI_THREAD_SERIALIZED || p == 1) return;
-  const ended e = outcome(p, few(20s), [&](auto& comm) {
+  const ended e = outcome(p, settings(), [&](auto& comm) {
     quadratic m;
     hd::data_parallel dp{hd::strategy{.topology = hd::ring{}}, comm, m.tensors(), hd::sgd{}};
     train_step(dp, m, 0, 2, 0.05f);
