@@ -237,7 +237,8 @@ TEST_CASE("a call isn't late while messages come") {
     std::vector<int> words(2, comm.rank());
     const hd::outgoing out{0, words.data(), 4, 1};
     const hd::incoming in[2] = {{1, words.data(), 4}, {2, words.data() + 1, 4}};
-    if (comm.rank() <= 2) std::this_thread::sleep_for(comm.rank() * 1500ms);  // the second message comes after the deadline of the first
+    // The second message comes later than the deadline after the beginning, but not after the first message.
+    if (comm.rank() <= 2) std::this_thread::sleep_for(comm.rank() * 1500ms);
     if (comm.rank() == 0) {
       comm.exchange({}, {}, in, [](std::span<const hd::arrival>) {});
       CHECK(words == std::vector<int>{1, 2});

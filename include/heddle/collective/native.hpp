@@ -7,7 +7,8 @@
 namespace heddle {
 inline namespace v0 {
 
-/// @brief The communicator's own all-reduce instead of a schedule: one pass through shared memory between threads.
+/// @brief The communicator's own all-reduce instead of a schedule: one pass through shared memory between threads,
+/// MPI_Iallreduce between processes.
 ///
 /// Wire:    on threads each rank reads 1 / P of every buffer and writes 1 / P of every output.
 /// Error:   on threads 1 rounding, in rank order; elsewhere what the library promises.

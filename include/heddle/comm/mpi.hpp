@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Heddle authors
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <heddle/comm/detail/mpi_rounds.hpp>
+#include <heddle/comm/detail/mpi_native.hpp>
 
 namespace heddle {
 inline namespace v0 {
@@ -24,7 +24,7 @@ namespace mpi {
 /// deadline. The destructor of the last copy waits up to a second for the other ranks; if they don't come, or somebody
 /// has failed, the MPI communicator stays until MPI_Finalize.
 /// Throws: comm_error naming the rank at fault, or with MPI's text; thread_level_error.
-class communicator : private detail::rounds {
+class communicator : private detail::natives {
  public:
   /// @brief Works on a duplicate of `user`, with its error handler set to MPI_ERRORS_RETURN. Collective.
   /// @param user An intra-communicator; not used any more afterwards. @param o Settings.
@@ -44,7 +44,7 @@ class communicator : private detail::rounds {
   /// of it while they wait, or in their next call.
   void fail(const std::string& text) { session_->fail(rank(), text); }
 
-  /// @brief A second communicator of the same ranks, for another thread. Collective; it makes no MPI communicator.
+  /// @brief A second communicator of the same ranks, for another thread. Collective.
   communicator duplicate() {
     int number = rank() == 0 ? session_->give_channel() : 0;
     const header h{.kind = operation_kind::control, .count = 1};
@@ -53,7 +53,7 @@ class communicator : private detail::rounds {
     for (int r = 1; r < size() && rank() == 0; ++r) out.push_back({r, &number, sizeof number, 1});
     if (rank() != 0) in.push_back({0, &number, sizeof number});
     exchange(h, out, in, [](std::span<const arrival>) {});
-    return {session_, number};
+    return {session_, number, another(number)};
   }
 
   /// @brief One round; see the communicator concept.
@@ -62,15 +62,29 @@ class communicator : private detail::rounds {
     run(h, out, in, std::forward<Apply>(apply));
   }
 
+  /// @brief MPI_Iallreduce, once all ranks have told each other that they are in this call. With MPI's own type and
+  /// operation where they do the same; else the leaf is an operation of MPI. Sums of 16-bit types travel as floats.
+  /// Wire:   ceil(log2 P) messages of a header and a byte, and what MPI does; 4 bytes per element for sums of 16 bits.
+  /// State:  up to 4 MiB for sums of 16-bit types.
+  /// Error:  what MPI promises for the order; partial results have the element's type, of 16-bit sums float.
+  /// Throws: comm_error. A process that is stopped inside makes the others end the job by MPI_Abort after the deadline.
+  /// @param h Header; its `count` must be `count`. @param in Input; equal to `out` or apart. @param out Output.
+  /// @param count Elements. @param l The reduction.
+  /// @return Whether a finite result left the range of its 16-bit type.
+  bool native_all_reduce(const header& h, const void* in, void* out, std::size_t count, const leaf& l) {
+    return reduce(h, in, out, count, l);
+  }
+
  private:
   friend communicator world(const options& o);
 
-  explicit communicator(std::shared_ptr<detail::session> s) : rounds(s, s->give_channel()) {}
-  communicator(std::shared_ptr<detail::session> s, int channel) : rounds(std::move(s), channel) {}
+  explicit communicator(std::shared_ptr<detail::session> s) : natives(s, s->give_channel(), MPI_COMM_NULL) {}
+  communicator(std::shared_ptr<detail::session> s, int channel, MPI_Comm own)
+      : natives(std::move(s), channel, own) {}
 
   std::uint16_t sequence_ = 0;
 };
-static_assert(heddle::communicator<communicator>);
+static_assert(heddle::communicator<communicator> && has_native_all_reduce<communicator>);
 
 /// @brief All processes of the job. Initialises MPI if nobody has, and then finalises it when the communicator, its
 /// copies and duplicates are gone; MPI can't be started again afterwards.

@@ -43,6 +43,10 @@ class rounds {
  protected:
   rounds(std::shared_ptr<session> s, int channel) : session_(std::move(s)), channel_(channel) {}
 
+  [[noreturn]] void throw_failure(const header& h) const {
+    throw comm_error(heddle::name_of(h.kind), rank(), session_->failed(), session_->failure());
+  }
+
   std::shared_ptr<session> session_;
   int channel_;
 
@@ -250,10 +254,6 @@ class rounds {
              {role::payload_out, i});
       });
     }
-  }
-
-  [[noreturn]] void throw_failure(const header& h) const {
-    throw comm_error(heddle::name_of(h.kind), rank(), session_->failed(), session_->failure());
   }
 
   [[noreturn]] void mismatch(const header& h, std::size_t bytes, int peer, const label& theirs) {

@@ -17,6 +17,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace heddle {
@@ -159,7 +160,7 @@ class session {
     if (finalises_)
       MPI_Finalize();
     else if (failed() < 0 && everybody_leaves())
-      MPI_Comm_free(&comm_);
+      free_all();
   }
 
   int rank() const noexcept { return rank_; }
@@ -168,6 +169,12 @@ class session {
   std::size_t piece() const noexcept { return piece_; }
   std::chrono::nanoseconds deadline() const noexcept { return deadline_; }
   const std::string& host() const noexcept { return host_; }
+
+  // Takes over the MPI communicator of a channel; it goes away with the session's own.
+  void keep(int channel, MPI_Comm c) {
+    std::lock_guard lock(mutex_);
+    kept_.emplace_back(channel, c);
+  }
 
   // A number for a new communicator; rank 0 gives it. Numbers are not used again, since messages of a communicator
   // that failed may lie where nobody takes them.
@@ -281,6 +288,13 @@ class session {
     }
   }
 
+  void free_all() {
+    // In one order on all ranks, though threads may have made them in another.
+    std::stable_sort(kept_.begin(), kept_.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    for (auto& [channel, c] : kept_) MPI_Comm_free(&c);
+    MPI_Comm_free(&comm_);
+  }
+
   bool mark(int culprit, const std::string& text) {
     std::lock_guard lock(mutex_);
     if (failed() >= 0) return false;
@@ -303,6 +317,7 @@ class session {
   mutable std::mutex mutex_;
   std::string text_;
   std::vector<char> note_;
+  std::vector<std::pair<int, MPI_Comm>> kept_;
 };
 
 // What stands before every message.
