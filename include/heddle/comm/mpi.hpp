@@ -9,16 +9,15 @@ namespace mpi {
 
 /// @brief A rank of an MPI communicator, which it borrows: it works on a duplicate.
 ///
-/// A message of up to 4,000 bytes travels behind its header. Of a longer one the header comes first; when it has come,
-/// the receiver posts its buffer and calls for the rest, and only then does the sender hand its own buffer to MPI. So
-/// MPI holds memory of the caller only while both ranks are in the call. When it fails on one of them, the sender says
-/// which messages it has begun; these arrive, and the receiver withdraws its buffers for the others: nothing is read or
-/// written after the call has thrown. If a peer doesn't do its part within another deadline (its process is stopped),
-/// MPI_Abort ends the job.
+/// A message of up to 4,000 bytes travels behind its header. For longer ones the receiver first says, once per peer and
+/// collective call, that it is in the call; then they go straight from the caller's memory to where they are wanted. A
+/// call ends when all that was begun has arrived. When it fails on one rank, all say how much they have begun; that
+/// still arrives, and other receives are withdrawn: nothing is read or written after the call has thrown. If a peer
+/// doesn't do its part within another deadline (its process is stopped), MPI_Abort ends the job.
 ///
 /// Waiting is polling by the calling thread, with yields and then short sleeps; there is no progress thread, since no
 /// transfer is pending outside a call, and data_parallel calls from a thread of its own.
-/// Wire:   the payload and 24 bytes per message; an empty message more for each long one.
+/// Wire:   the payload and 24 bytes per message; 24 bytes more per call from each receiver of long ones.
 /// State:  the received bytes of one round that are only lent to `apply`; 4 kB per message.
 /// Sync:   every member but the getters blocks until its part is done; the constructor, as MPI_Comm_dup, without a
 /// deadline. The destructor of the last copy waits up to a second for the other ranks; if they don't come, or somebody
@@ -36,13 +35,13 @@ class communicator : private detail::natives {
   using rounds::rank;
   using rounds::size;
   /// Number of the next call.
-  std::uint16_t next_sequence() noexcept { return sequence_++; }
+  std::uint16_t next_sequence() noexcept { return channel_->sequence++; }
   /// Name of the machine that this rank runs on, as MPI knows it.
   const std::string& host() const noexcept { return session_->host(); }
 
   /// @brief Makes every pending and later call of every rank throw comm_error naming this rank and `text`. Others hear
   /// of it while they wait, or in their next call.
-  void fail(const std::string& text) { session_->fail(rank(), text); }
+  void fail(const std::string& text) { natives::fail(text); }
 
   /// @brief A second communicator of the same ranks, for another thread. Collective.
   communicator duplicate() {
@@ -79,10 +78,8 @@ class communicator : private detail::natives {
   friend communicator world(const options& o);
 
   explicit communicator(std::shared_ptr<detail::session> s) : natives(s, s->give_channel(), MPI_COMM_NULL) {}
-  communicator(std::shared_ptr<detail::session> s, int channel, MPI_Comm own)
-      : natives(std::move(s), channel, own) {}
-
-  std::uint16_t sequence_ = 0;
+  communicator(std::shared_ptr<detail::session> s, int number, MPI_Comm own)
+      : natives(std::move(s), number, own) {}
 };
 static_assert(heddle::communicator<communicator> && has_native_all_reduce<communicator>);
 

@@ -93,7 +93,7 @@ class natives : public rounds {
   // See has_native_all_reduce.
   bool reduce(const header& h, const void* in, void* out, std::size_t count, const leaf& l) {
     agree(h);
-    if (own_ == MPI_COMM_NULL) own_ = another(channel_, session_->comm());
+    if (channel_->own == MPI_COMM_NULL) channel_->own = another(channel_->number, session_->comm());
     const double factor = l.average ? 1.0 / size() : 1.0;
     const bool sums = l.id == heddle::detail::reduction_id<sum> || l.average;
     if (sums && l.type == dtype::f16) return reduce_wide<float16>(h, in, out, count, factor);
@@ -109,12 +109,12 @@ class natives : public rounds {
   }
 
  protected:
-  natives(std::shared_ptr<session> s, int channel, MPI_Comm own) : rounds(std::move(s), channel), own_(own) {}
+  using rounds::rounds;
 
   // The MPI communicator for a duplicate. All ranks call it in the order in which they use this communicator.
-  MPI_Comm another(int channel) {
-    if (own_ == MPI_COMM_NULL) own_ = another(channel_, session_->comm());
-    return another(channel, own_);
+  MPI_Comm another(int number) {
+    if (channel_->own == MPI_COMM_NULL) channel_->own = another(channel_->number, session_->comm());
+    return another(number, channel_->own);
   }
 
  private:
@@ -130,12 +130,12 @@ class natives : public rounds {
     }
   }
 
-  MPI_Comm another(int channel, MPI_Comm parent) {
+  MPI_Comm another(int number, MPI_Comm parent) {
     MPI_Comm made = MPI_COMM_NULL;
     const header h{.kind = operation_kind::control};
     complete(h, false, "MPI_Comm_idup", [&](MPI_Request* r) { return MPI_Comm_idup(parent, &made, r); });
     MPI_Comm_set_errhandler(made, MPI_ERRORS_RETURN);
-    session_->keep(channel, made);
+    session_->keep(number, made);
     return made;
   }
 
@@ -145,7 +145,7 @@ class natives : public rounds {
     std::byte* to = static_cast<std::byte*>(out);
     for (std::size_t call = 0; const std::size_t n = elements_of_call(count, bytes, piece, call); ++call) {
       complete(h, true, "MPI_Iallreduce", [&](MPI_Request* r) {
-        return MPI_Iallreduce(from == to ? MPI_IN_PLACE : from, to, static_cast<int>(n), type, op, own_, r);
+        return MPI_Iallreduce(from == to ? MPI_IN_PLACE : from, to, static_cast<int>(n), type, op, channel_->own, r);
       });
       from += n * bytes;
       to += n * bytes;
@@ -198,8 +198,6 @@ class natives : public rounds {
       rest(now - start);
     }
   }
-
-  MPI_Comm own_;
 };
 
 }  // namespace detail

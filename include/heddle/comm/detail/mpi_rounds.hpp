@@ -24,61 +24,84 @@ class rounds {
   template <class Apply>
   void run(const header& h, std::span<const outgoing> out, std::span<const incoming> in, Apply&& apply) {
     session_->require_thread();
-    if (session_->look(clock::now())) throw_failure(h);
+    if (channel_->left) throw_failure(h);
+    channel_->inside = true;
     try {
+      requests_.clear();
+      roles_.clear();
+      arriving_ = active_ = uncalled_ = 0;
+      if (session_->look(clock::now())) throw_failure(h);
+      channel_->enter(h);
       post(h, out, in);
       // Not before the peers have this rank's part under way, too: it can't begin during `apply`.
       wait(h, out, in, [this] { return arriving_ == 0 && uncalled_ == 0; });
       std::forward<Apply>(apply)(std::span<const arrival>(arrivals_));
       wait(h, out, in, [this] { return active_ == 0; });
+      channel_->inside = false;
     } catch (const std::exception& e) {
-      retreat(e.what(), out, in);
+      retreat(e.what());
       throw;
     } catch (...) {
-      retreat("an exception that is not a std::exception", out, in);
+      retreat("an exception that is not a std::exception");
       throw;
     }
   }
 
  protected:
-  rounds(std::shared_ptr<session> s, int channel) : session_(std::move(s)), channel_(channel) {}
+  rounds(std::shared_ptr<session> s, int number, MPI_Comm own)
+      : session_(std::move(s)), channel_(std::make_shared<channel>(number, session_->size(), own)) {}
+
+  // Marks the failure. A thread that is in an exchange hears of it there; one that begins later sees it.
+  void fail(const std::string& text) {
+    session_->fail(rank(), text);
+    if (!channel_->inside) say_last_word();
+  }
+
+  // After a failure: tells everybody how many payloads to it this rank has begun; it begins no more.
+  void say_last_word() {
+    if (channel_->told.exchange(true)) return;
+    session_->tell(tag_of(last_tag), [this](int peer) {
+      std::string word(sizeof(std::uint64_t), '\0');
+      std::memcpy(word.data(), &with(peer).sent, word.size());
+      return word;
+    });
+  }
 
   [[noreturn]] void throw_failure(const header& h) const {
     throw comm_error(heddle::name_of(h.kind), rank(), session_->failed(), session_->failure());
   }
 
   std::shared_ptr<session> session_;
-  int channel_;
+  std::shared_ptr<channel> channel_;
 
  private:
   static constexpr std::size_t line_bytes = sizeof(line), carried = 4000, none = ~std::size_t{0};
 
-  // What a request is about: the message `index` of `in` for the first three, of `out` for the others.
+  // What a request is about: the message `index` of `in` for the first three, of `out` for the others. `peer` is its
+  // other end.
   struct role {
     enum kind : std::uint8_t { head_in, payload_in, call_out, head_out, call_in, payload_out } what;
     std::size_t index;
+    int peer;
     bool arrives() const noexcept { return what <= payload_in; }
-    bool concerns_incoming() const noexcept { return what <= call_out; }
     bool of_caller() const noexcept { return what == payload_in || what == payload_out; }
   };
-  // A message to receive or send. Its head is at `head` in the memory of the round, and `lent` is where the bytes go
-  // that `apply` shall only see. Long ones of one peer are called for and sent in order: `before` is the one before,
-  // `ordinal` its number.
+  // A message to receive or send. In the memory of the round are its head, the receiver's call, if it is the first long
+  // one of a peer, and the bytes that `apply` shall only see.
   struct progress {
-    std::size_t head = 0, lent = 0, before = none, ordinal = 0, missing = 1;
-    bool posted = false, known = false, started = false;  // known: head or call has come; started: called for, or sent
+    std::size_t head = 0, call = none, lent = 0, missing = 1;
+    bool known = false, started = false;  // its head has come; it is being sent
   };
-  enum tag : int { head_tag, call_tag, payload_tag, decline_tag };
+  enum tag : int { head_tag, call_tag, payload_tag, last_tag };
 
-  int tag_of(tag t) const noexcept { return 4 * channel_ + t; }
+  int tag_of(tag t) const noexcept { return 4 * channel_->number + t; }
   std::byte* at(std::size_t first) noexcept { return memory_[first].bytes; }
   std::size_t limit() const noexcept { return (std::min)(carried, session_->piece()); }
   static std::size_t lines(std::size_t bytes) noexcept { return (bytes + line_bytes - 1) / line_bytes; }
 
+  partner& with(int peer) noexcept { return channel_->partners[static_cast<std::size_t>(peer)]; }
+
   void post(const header& h, std::span<const outgoing> out, std::span<const incoming> in) {
-    requests_.clear();
-    roles_.clear();
-    arriving_ = active_ = uncalled_ = 0;
     incoming_.assign(in.size(), {});
     outgoing_.assign(out.size(), {});
     arrivals_.assign(in.size(), {nullptr, 1});
@@ -87,43 +110,64 @@ class rounds {
     // Memory of the round, all of it before anything is posted. A head is received where what follows it is aligned.
     std::size_t used = 0;
     const auto take = [&](std::size_t bytes) { return std::exchange(used, used + lines(bytes)); };
-    last_.assign(static_cast<std::size_t>(size()), none);
     for (std::size_t i = 0; i < in.size(); ++i) {
-      incoming_[i].head = take(line_bytes + limit());
-      if (in[i].bytes > limit()) follow(incoming_, i, in[i].peer);
-      if (in[i].bytes > limit() && !in[i].into) incoming_[i].lent = take(in[i].bytes);
+      progress& x = incoming_[i];
+      x.head = take(line_bytes + limit());
+      if (in[i].bytes <= limit()) continue;
+      if (!in[i].into) x.lent = take(in[i].bytes);
+      if (!std::exchange(channel_->in_call(in[i].peer).called, true)) x.call = take(sizeof(label));
     }
-    last_.assign(static_cast<std::size_t>(size()), none);
     for (std::size_t i = 0; i < out.size(); ++i) {
-      outgoing_[i].head = take(sizeof(label) + (out[i].bytes > limit() ? 0 : out[i].bytes));
-      if (out[i].bytes > limit()) follow(outgoing_, i, out[i].peer);
+      progress& x = outgoing_[i];
+      x.head = take(sizeof(label) + (out[i].bytes > limit() ? 0 : out[i].bytes));
+      if (out[i].bytes <= limit()) continue;
+      if (!std::exchange(channel_->in_call(out[i].peer).listening, true)) x.call = take(sizeof(label));
     }
     if (memory_.size() < used) memory_.resize(used);
     auto held = session_->enter();
-    for (std::size_t i = 0; i < in.size(); ++i) {
-      receive(h, head_of(i), sizeof(label) + limit(), in[i].peer, head_tag, {role::head_in, i});
-    }
+    for (std::size_t i = 0; i < in.size(); ++i) post(h, i, in[i]);
     for (std::size_t i = 0; i < out.size(); ++i) post(h, i, out[i]);
   }
 
+  void post(const header& h, std::size_t i, const incoming& m) {
+    progress& x = incoming_[i];
+    receive(h, head_of(i), sizeof(label) + limit(), head_tag, {role::head_in, i, m.peer});
+    if (m.bytes <= limit()) return;
+    std::byte* const to = m.into ? static_cast<std::byte*>(m.into) : at(x.lent);
+    with(m.peer).sends = true;
+    cut(m.bytes, [&](std::size_t offset, std::size_t length) {
+      receive(h, to + offset, length, payload_tag, {role::payload_in, i, m.peer});
+      ++x.missing;
+    });
+    if (x.call != none) send_label(h, x.call, m.bytes, 0, call_tag, {role::call_out, i, m.peer});
+  }
   void post(const header& h, std::size_t i, const outgoing& m) {
-    label head{h, m.bytes};
-    head.head.contributors = m.contributors;
-    std::byte* const to = at(outgoing_[i].head);
-    std::memcpy(to, &head, sizeof head);
+    header head = h;
+    head.contributors = m.contributors;
     const bool is_long = m.bytes > limit();
-    if (!is_long && m.bytes) std::memcpy(to + sizeof head, m.data, m.bytes);
-    if (is_long) receive(h, nullptr, 0, m.peer, call_tag, {role::call_in, i});
-    outgoing_[i].posted = true;
-    uncalled_ += is_long;
-    send(h, to, sizeof head + (is_long ? 0 : m.bytes), m.peer, head_tag, {role::head_out, i});
+    progress& x = outgoing_[i];
+    if (x.call != none) receive(h, at(x.call), sizeof(label), call_tag, {role::call_in, i, m.peer});
+    if (!is_long && m.bytes) std::memcpy(at(x.head) + sizeof(label), m.data, m.bytes);
+    send_label(head, x.head, m.bytes, is_long ? 0 : m.bytes, head_tag, {role::head_out, i, m.peer});
+    if (!is_long) return;
+    ++uncalled_;
+    if (with(m.peer).ready) send_payload(h, i, m);
   }
 
-  // Puts a long message behind the one before it with the same peer.
-  void follow(std::vector<progress>& all, std::size_t i, int peer) {
-    progress& x = all[i];
-    x.before = std::exchange(last_[static_cast<std::size_t>(peer)], i);
-    x.ordinal = x.before == none ? 0 : all[x.before].ordinal + 1;
+  // The receiver is in this call.
+  void send_payload(const header& h, std::size_t i, const outgoing& m) {
+    outgoing_[i].started = true;
+    --uncalled_;
+    cut(m.bytes, [&](std::size_t offset, std::size_t length) {
+      send(h, static_cast<const std::byte*>(m.data) + offset, length, payload_tag, {role::payload_out, i, m.peer});
+      ++with(m.peer).sent;
+    });
+  }
+
+  void send_label(const header& h, std::size_t place, std::size_t bytes, std::size_t behind, tag t, role r) {
+    const label head{h, bytes};
+    std::memcpy(at(place), &head, sizeof head);
+    send(h, at(place), sizeof head + behind, t, r);
   }
 
   void require_peer(int peer) const {
@@ -140,13 +184,13 @@ class rounds {
     return &requests_.back();
   }
 
-  void send(const header& h, const void* data, std::size_t bytes, int peer, tag t, role r) {
-    session_->check(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, peer, tag_of(t), session_->comm(), request(r)),
-                    "MPI_Isend", heddle::name_of(h.kind), peer);
+  void send(const header& h, const void* data, std::size_t bytes, tag t, role r) {
+    session_->check(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, r.peer, tag_of(t), session_->comm(), request(r)),
+                    "MPI_Isend", heddle::name_of(h.kind), r.peer);
   }
-  void receive(const header& h, void* data, std::size_t bytes, int peer, tag t, role r) {
-    session_->check(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, peer, tag_of(t), session_->comm(), request(r)),
-                    "MPI_Irecv", heddle::name_of(h.kind), peer);
+  void receive(const header& h, void* data, std::size_t bytes, tag t, role r) {
+    session_->check(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, r.peer, tag_of(t), session_->comm(), request(r)),
+                    "MPI_Irecv", heddle::name_of(h.kind), r.peer);
   }
 
   // f(offset, length) of each piece of a long message.
@@ -168,6 +212,9 @@ class rounds {
       const role r = roles_[static_cast<std::size_t>(ended_[static_cast<std::size_t>(k)])];
       --active_;
       arriving_ -= r.arrives();
+      int withdrawn = 0;
+      if (r.what == role::payload_in) MPI_Test_cancelled(&statuses_[static_cast<std::size_t>(k)], &withdrawn);
+      if (r.what == role::payload_in && !withdrawn) ++with(r.peer).received;
     }
     return n;
   }
@@ -181,27 +228,27 @@ class rounds {
       int rc = MPI_SUCCESS;
       const int n = test(rc);
       if (n == 0) session_->check(rc, "MPI_Testsome", heddle::name_of(h.kind));
-      bool known = false;
-      for (int k = 0; k < n; ++k) {
-        const role r = roles_[static_cast<std::size_t>(ended_[static_cast<std::size_t>(k)])];
-        const MPI_Status& status = statuses_[static_cast<std::size_t>(k)];
-        if (rc != MPI_SUCCESS) {
-          session_->check(rc == MPI_ERR_IN_STATUS ? status.MPI_ERROR : rc, "a message failed", heddle::name_of(h.kind),
-                          r.concerns_incoming() ? in[r.index].peer : out[r.index].peer);
+      for (const bool head : {true, false}) {  // heads first: they say why a payload doesn't fit
+        for (int k = 0; k < n; ++k) {
+          const role r = roles_[static_cast<std::size_t>(ended_[static_cast<std::size_t>(k)])];
+          if ((r.what == role::head_in) != head) continue;
+          const MPI_Status& status = statuses_[static_cast<std::size_t>(k)];
+          if (rc != MPI_SUCCESS) {
+            session_->check(rc == MPI_ERR_IN_STATUS ? status.MPI_ERROR : rc, "a message failed",
+                            heddle::name_of(h.kind), r.peer);
+          }
+          if (head) arrive(h, r.index, in[r.index], status);
+          if (r.what == role::payload_in) --incoming_[r.index].missing;
+          if (r.what == role::call_in) start(h, r.index, out);
         }
-        if (r.what == role::head_in) arrive(h, r.index, in[r.index], status);
-        if (r.what == role::payload_in) --incoming_[r.index].missing;
-        if (r.what == role::call_in) outgoing_[r.index].known = true;
-        known |= r.what == role::head_in || r.what == role::call_in;
       }
-      if (known) start(h, out, in);
       if (n > 0) {
         moved = clock::now();
         continue;
       }
       const auto now = clock::now();
       if (session_->look(now)) throw_failure(h);
-      if (now - moved > session_->deadline()) late(h, out, in);
+      if (now - moved > session_->deadline()) late(h, in);
       rest(now - moved);
     }
   }
@@ -211,15 +258,12 @@ class rounds {
     int length = 0;
     MPI_Get_count(&status, MPI_BYTE, &length);
     const std::byte* const head = head_of(i);
-    label theirs;
-    std::memcpy(&theirs, head, sizeof theirs);
-    const std::size_t expected = sizeof theirs + (m.bytes > limit() ? 0 : m.bytes);
-    if (!theirs.head.matches(h) || theirs.bytes != m.bytes || static_cast<std::size_t>(length) != expected)
-      mismatch(h, m.bytes, m.peer, theirs);
+    const std::size_t expected = sizeof(label) + (m.bytes > limit() ? 0 : m.bytes);
+    const label theirs = agreed(h, head, m.bytes, m.peer, static_cast<std::size_t>(length) == expected);
     progress& x = incoming_[i];
     x.known = true;
     --x.missing;
-    const std::byte* data = m.bytes > limit() ? at(x.lent) : head + sizeof theirs;
+    const std::byte* data = m.bytes > limit() ? at(x.lent) : head + sizeof(label);
     if (m.into) {
       if (m.bytes <= limit() && m.bytes) std::memcpy(m.into, data, m.bytes);
       data = static_cast<const std::byte*>(m.into);
@@ -227,33 +271,23 @@ class rounds {
     arrivals_[i] = {data, theirs.head.contributors};
   }
 
-  // Calls for the long messages whose heads have come, and sends those that have been called for.
-  void start(const header& h, std::span<const outgoing> out, std::span<const incoming> in) {
+  // The receiver of a long message has said that it is in the call: sends it, and all others to it.
+  void start(const header& h, std::size_t first, std::span<const outgoing> out) {
+    const int peer = out[first].peer;
+    agreed(h, at(outgoing_[first].call), out[first].bytes, peer, true);
     auto held = session_->enter();
-    const auto due = [](const std::vector<progress>& all, std::size_t i) {
-      const progress& x = all[i];
-      return x.known && !x.started && (x.before == none || all[x.before].started);
-    };
-    for (std::size_t i = 0; i < in.size(); ++i) {
-      const incoming& m = in[i];
-      if (m.bytes <= limit() || !due(incoming_, i)) continue;
-      std::byte* const to = m.into ? static_cast<std::byte*>(m.into) : at(incoming_[i].lent);
-      cut(m.bytes, [&](std::size_t offset, std::size_t length) {
-        receive(h, to + offset, length, m.peer, payload_tag, {role::payload_in, i});
-        ++incoming_[i].missing;
-      });
-      incoming_[i].started = true;
-      send(h, nullptr, 0, m.peer, call_tag, {role::call_out, i});
+    with(peer).ready = true;
+    for (std::size_t i = first; i < out.size(); ++i) {
+      if (out[i].peer == peer && out[i].bytes > limit() && !outgoing_[i].started) send_payload(h, i, out[i]);
     }
-    for (std::size_t i = 0; i < out.size(); ++i) {
-      if (!due(outgoing_, i)) continue;
-      outgoing_[i].started = true;
-      --uncalled_;
-      cut(out[i].bytes, [&](std::size_t offset, std::size_t length) {
-        send(h, static_cast<const std::byte*>(out[i].data) + offset, length, out[i].peer, payload_tag,
-             {role::payload_out, i});
-      });
-    }
+  }
+
+  // What a peer says about a message; it must be the same.
+  label agreed(const header& h, const std::byte* said, std::size_t bytes, int peer, bool fits) {
+    label theirs;
+    std::memcpy(&theirs, said, sizeof theirs);
+    if (theirs.head.matches(h) && theirs.bytes == bytes && fits) return theirs;
+    mismatch(h, bytes, peer, theirs);
   }
 
   [[noreturn]] void mismatch(const header& h, std::size_t bytes, int peer, const label& theirs) {
@@ -264,7 +298,7 @@ class rounds {
     throw comm_error(heddle::name_of(h.kind), rank(), peer, text);
   }
 
-  [[noreturn]] void late(const header& h, std::span<const outgoing> out, std::span<const incoming> in) {
+  [[noreturn]] void late(const header& h, std::span<const incoming> in) {
     int peer = -1;
     bool there = true;
     for (std::size_t i = 0; i < in.size() && there; ++i) {
@@ -275,7 +309,7 @@ class rounds {
     }
     for (std::size_t i = 0; i < requests_.size() && peer < 0; ++i) {
       if (requests_[i] == MPI_REQUEST_NULL || roles_[i].what == role::call_out) continue;
-      peer = out[roles_[i].index].peer;
+      peer = roles_[i].peer;
       there = roles_[i].what != role::call_in;
     }
     const std::string text =
@@ -286,93 +320,93 @@ class rounds {
     throw comm_error(heddle::name_of(h.kind), rank(), peer, text);
   }
 
-  // Tells everybody that this rank has failed, and each receiver how many long messages to it have begun. Then waits
-  // until MPI holds no memory of the caller: what has begun arrives, since both sides stay in the call until then, and
-  // where a sender says that it won't begin, the receive is withdrawn.
-  void retreat(const char* why, std::span<const outgoing> out, std::span<const incoming> in) noexcept {
+  // Tells everybody that this rank has failed, and how many payloads to it have begun: its last word. Then waits until
+  // MPI holds no memory of the caller and nobody's payload waits for this rank: what has begun arrives, since both
+  // sides stay until then; what has not, is withdrawn. A peer that is in no call gives its word in its next; it is
+  // waited for no longer than `patience`, since nothing of it can be under way.
+  void retreat(const char* why) noexcept {
     session& s = *session_;
     s.fail(rank(), "an exchange of rank " + std::to_string(rank()) + " failed: " + why);
-    const auto end = clock::now() + s.deadline();
-    std::vector<std::uint64_t> begun(static_cast<std::size_t>(size()));
-    std::vector<MPI_Request> told;
+    const auto start = clock::now();
+    const auto patience = (std::min<clock::duration>)(s.deadline(), std::chrono::seconds(1));
     {
       auto held = s.enter();
       for (std::size_t i = 0; i < requests_.size(); ++i) {
         if (requests_[i] == MPI_REQUEST_NULL) continue;
         if (roles_[i].what == role::head_in || roles_[i].what == role::call_in) MPI_Cancel(&requests_[i]);
       }
-      for (const progress& x : outgoing_) {
-        if (x.started) ++begun[static_cast<std::size_t>(out[static_cast<std::size_t>(&x - outgoing_.data())].peer)];
-      }
-      for (std::size_t i = 0; i < outgoing_.size(); ++i) {  // once per peer: where the first that won't begin is
-        const progress& x = outgoing_[i];
-        if (!x.posted || x.started || out[i].bytes <= limit()) continue;
-        std::uint64_t& count = begun[static_cast<std::size_t>(out[i].peer)];
-        if (x.ordinal != count) continue;
-        MPI_Isend(&count, sizeof count, MPI_BYTE, out[i].peer, tag_of(decline_tag), s.comm(),
-                  &told.emplace_back(MPI_REQUEST_NULL));
-      }
     }
+    say_last_word();
+    std::vector<std::vector<std::byte>> sunk;
     const auto pending = [&](auto&& which) {
       for (std::size_t i = 0; i < requests_.size(); ++i) {
         if (requests_[i] != MPI_REQUEST_NULL && which(roles_[i])) return true;
       }
       return false;
     };
-    auto moved = clock::now();
-    while (pending([](role r) { return r.of_caller(); })) {
+    for (auto moved = start;;) {
       int rc = MPI_SUCCESS;
       const int n = test(rc);
-      int asked = -1;
-      for (std::size_t i = 0; i < requests_.size(); ++i) {
-        if (requests_[i] == MPI_REQUEST_NULL || roles_[i].what != role::payload_in) continue;
-        const int peer = in[roles_[i].index].peer;
-        if (peer != std::exchange(asked, peer)) heed(peer, in);
-      }
       const auto now = clock::now();
       if (n > 0) moved = now;
-      if (now > end) MPI_Abort(s.comm(), 1);
+      bool waits = false;
+      for (int peer = 0; peer < size(); ++peer) {
+        if (with(peer).sends) waits |= heed(peer, now - start > patience, sunk);
+      }
+      if (!waits && !pending([](role r) { return r.of_caller(); })) break;
+      if (now - start > s.deadline() + patience) MPI_Abort(s.comm(), 1);
       rest(now - moved);
     }
     // What is left are short messages, in memory of this object: it stays for good unless they are through.
-    int rc = MPI_SUCCESS, done = 0;
-    for (int i = 0; i < 1000 && !done; ++i) {
-      test(rc);
-      auto held = s.enter();
-      MPI_Testall(static_cast<int>(told.size()), told.data(), &done, MPI_STATUSES_IGNORE);
-      done = done && !pending([](role) { return true; });
-    }
+    int rc = MPI_SUCCESS;
+    const auto any = [&] { return pending([](role) { return true; }); };
+    for (int i = 0; i < 1000 && any(); ++i) test(rc);
     auto held = s.enter();
-    requests_.insert(requests_.end(), told.begin(), told.end());
+    if (any()) new auto(std::move(memory_));
     for (MPI_Request& r : requests_) {
       if (r != MPI_REQUEST_NULL) MPI_Request_free(&r);
     }
-    if (!done) new std::pair(std::move(memory_), std::move(begun));
     memory_ = {};
     requests_.clear();
     roles_.clear();
-    arriving_ = active_ = uncalled_ = 0;
+    channel_->left = true;
   }
 
-  // In a call that has failed: if the peer says that it won't begin some messages, withdraws what they were to fill.
-  void heed(int peer, std::span<const incoming> in) {
+  // In a call that has failed: whether payloads of the peer may still come. Those without a receive go into `sunk`;
+  // receives for which there is none, as the peer says or because it has said nothing when `late`, are withdrawn.
+  bool heed(int peer, bool late, std::vector<std::vector<std::byte>>& sunk) {
     auto held = session_->enter();
+    partner& p = with(peer);
+    MPI_Status status;
     int found = 0;
-    std::uint64_t begun = 0;
-    MPI_Iprobe(peer, tag_of(decline_tag), session_->comm(), &found, MPI_STATUS_IGNORE);
-    if (!found) return;
-    MPI_Recv(&begun, sizeof begun, MPI_BYTE, peer, tag_of(decline_tag), session_->comm(), MPI_STATUS_IGNORE);
-    for (std::size_t i = 0; i < requests_.size(); ++i) {
-      if (requests_[i] == MPI_REQUEST_NULL || roles_[i].what != role::payload_in) continue;
-      const std::size_t k = roles_[i].index;
-      if (in[k].peer == peer && incoming_[k].ordinal >= begun) MPI_Cancel(&requests_[i]);
+    if (p.last_word == partner::none) MPI_Iprobe(peer, tag_of(last_tag), session_->comm(), &found, MPI_STATUS_IGNORE);
+    if (found) {
+      MPI_Recv(&p.last_word, sizeof p.last_word, MPI_BYTE, peer, tag_of(last_tag), session_->comm(),
+               MPI_STATUS_IGNORE);
     }
+    if (p.last_word == partner::none && !late) return true;
+    const std::uint64_t due = p.last_word == partner::none ? 0 : p.last_word - p.received;
+    std::uint64_t posted = 0;
+    for (std::size_t i = 0; i < requests_.size(); ++i) {
+      if (requests_[i] == MPI_REQUEST_NULL || roles_[i].what != role::payload_in || roles_[i].peer != peer) continue;
+      if (posted == due) MPI_Cancel(&requests_[i]);
+      else ++posted;
+    }
+    found = 0;
+    if (posted < due) MPI_Iprobe(peer, tag_of(payload_tag), session_->comm(), &found, &status);
+    if (found) {
+      int length = 0;
+      MPI_Get_count(&status, MPI_BYTE, &length);
+      void* const to = sunk.emplace_back(static_cast<std::size_t>(length)).data();
+      MPI_Irecv(to, length, MPI_BYTE, peer, tag_of(payload_tag), session_->comm(),
+                request({role::payload_in, 0, peer}));
+    }
+    return due > 0;
   }
 
   std::vector<line> memory_;
   std::vector<progress> incoming_, outgoing_;
   std::vector<arrival> arrivals_;
-  std::vector<std::size_t> last_;  // long message of each peer
   std::vector<MPI_Request> requests_;
   std::vector<role> roles_;
   std::vector<int> ended_;

@@ -213,24 +213,29 @@ class session {
     if (!mark(culprit, text)) return;
     const std::string said =
         text.substr(0, longest_note) + " (says rank " + std::to_string(rank_) + " on " + host_ + ")";
-    note_.resize(sizeof culprit);
-    std::memcpy(note_.data(), &culprit, sizeof culprit);
-    note_.insert(note_.end(), said.begin(), said.end());
+    std::string note(sizeof culprit, '\0');
+    std::memcpy(note.data(), &culprit, sizeof culprit);
+    note += said;
+    tell(0, [&](int) { return note; });
+  }
+
+  // Sends message(r), a short one, to every other rank r. MPI copies it; if it can't yet, it stays in memory for good.
+  template <class Message> void tell(int tag, Message&& message) {
+    std::vector<std::string> messages(static_cast<std::size_t>(size_));
     std::vector<MPI_Request> sent(static_cast<std::size_t>(size_), MPI_REQUEST_NULL);
     auto held = enter();
     for (int r = 0; r < size_; ++r) {
       if (r == rank_) continue;
-      MPI_Isend(note_.data(), static_cast<int>(note_.size()), MPI_CHAR, r, 0, comm_,
-                &sent[static_cast<std::size_t>(r)]);
+      const std::string& m = messages[static_cast<std::size_t>(r)] = message(r);
+      MPI_Isend(m.data(), static_cast<int>(m.size()), MPI_CHAR, r, tag, comm_, &sent[static_cast<std::size_t>(r)]);
     }
-    // Short messages: MPI copies them. If it can't yet, the note stays in memory for good.
     int done = 0;
     for (int i = 0; i < 1000 && !done; ++i) MPI_Testall(size_, sent.data(), &done, MPI_STATUSES_IGNORE);
     if (done) return;
     for (MPI_Request& r : sent) {
       if (r != MPI_REQUEST_NULL) MPI_Request_free(&r);
     }
-    [[maybe_unused]] const auto* const kept = new std::vector<char>(std::move(note_));
+    [[maybe_unused]] const auto* const kept = new auto(std::move(messages));
   }
 
   // Whether somebody has failed; looks for notes once in a millisecond.
@@ -316,8 +321,47 @@ class session {
   std::mutex mpi_, listen_;
   mutable std::mutex mutex_;
   std::string text_;
-  std::vector<char> note_;
   std::vector<std::pair<int, MPI_Comm>> kept_;
+};
+
+// Another rank. Before the first long message of a collective call its receiver says that it is in the call, and so
+// will receive all that comes: the sender hands nothing of its caller's to MPI before it knows that.
+struct partner {
+  static constexpr std::uint64_t none = ~std::uint64_t{0};
+  std::uint64_t call = 0;                               // which collective call the next three are about
+  bool called = false, listening = false, ready = false;  // this rank has told it; listens for its word; has heard it
+  bool sends = false;                                   // it has been told at least once
+  std::uint64_t sent = 0, received = 0;                 // payloads begun to it, and completed from it, in all calls
+  std::uint64_t last_word = none;                       // after a failure: its `sent`, once it has told it
+};
+
+// What a communicator and its copies share.
+struct channel {
+  channel(int n, int ranks, MPI_Comm o) : number(n), partners(static_cast<std::size_t>(ranks)), own(o) {}
+
+  // Notes the round, and counts the collective calls: in one, rounds ascend.
+  void enter(const header& h) noexcept {
+    const bool same = h.kind == last.kind && h.type == last.type && h.reduction == last.reduction &&
+                      h.sequence == last.sequence && h.count == last.count && h.round > last.round;
+    call += !same;
+    last = h;
+  }
+  // The peer, as far as this collective call goes.
+  partner& in_call(int peer) noexcept {
+    partner& p = partners[static_cast<std::size_t>(peer)];
+    if (std::exchange(p.call, call) != call) p.called = p.listening = p.ready = false;
+    return p;
+  }
+
+  int number;  // of its tags
+  std::uint16_t sequence = 0;
+  std::vector<partner> partners;
+  std::atomic<bool> inside{false};  // in an exchange
+  std::atomic<bool> told{false};    // after a failure: this rank has said its last word
+  bool left = false;                // and withdrawn
+  header last;
+  std::uint64_t call = 0;
+  MPI_Comm own;  // for MPI's own collectives; null until it is needed
 };
 
 // What stands before every message.
