@@ -12,6 +12,12 @@ peers=build/bench/peers
 mkdir -p "$peers"
 if (need_mpi "comparing with Open MPI") && mpirun --version | grep -qE "Open MPI|OpenRTE"; then
   step "building allreduce_openmpi" mpicxx -O3 -DNDEBUG -std=c++17 bench/peers/allreduce_openmpi.cpp -o "$peers/allreduce_openmpi"
+  # Ours over MPI, and MPI_Allreduce, in one job.
+  step "building allreduce_mpi" mpicxx -DOMPI_SKIP_MPICXX -O3 -DNDEBUG -std=c++20 -Iinclude bench/peers/allreduce_mpi.cpp \
+    -o "$peers/allreduce_mpi"
+  mpirun -np 4 --oversubscribe --allow-run-as-root --bind-to none "$peers/allreduce_mpi" "${2%.json}_mpi.json"
+else
+  echo "SKIP mpi Open MPI can't be had here"
 fi
 if has_header gloo/allreduce.h || (install libgloo-dev "comparing with Gloo"); then
   step "building allreduce_gloo" g++ -O3 -DNDEBUG -std=c++17 bench/peers/allreduce_gloo.cpp -o "$peers/allreduce_gloo" -lgloo -pthread

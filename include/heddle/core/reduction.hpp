@@ -129,11 +129,15 @@ template <class Element, class Op>
     else return combine(*static_cast<const Op*>(context), x, y);
   };
   (void)factor;
-  // Two floats, nothing to scale: the sum of two floats rounds the same from double as from float.
-  if constexpr (std::is_same_v<Element, float> && builtin) {
-    if (inputs == 2 && factor == 1.0) {
-      const float *x = static_cast<const float*>(in[0].data), *y = static_cast<const float*>(in[1].data);
-      for (std::size_t i = 0; i < count; ++i) out[i] = combine(Op{}, x[i], y[i]);
+  // Two operands and nothing to scale, in one pass: the sum of two floats rounds the same from double as from float. A
+  // user's operation has no wider type; one with members would be read anew for each element here.
+  if constexpr (builtin ? std::is_same_v<Element, float> : std::is_empty_v<Op>) {
+    if (inputs == 2 && (!builtin || factor == 1.0)) {
+      const Element *x = static_cast<const Element*>(in[0].data), *y = static_cast<const Element*>(in[1].data);
+      for (std::size_t i = 0; i < count; ++i) {
+        if constexpr (builtin) out[i] = combine(Op{}, x[i], y[i]);
+        else out[i] = both(x[i], y[i]);
+      }
       return;
     }
   }

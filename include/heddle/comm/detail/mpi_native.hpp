@@ -177,6 +177,7 @@ class natives : public rounds {
   template <class Begin> void complete(const header& h, bool holds_memory, const char* call, Begin&& begin) {
     MPI_Request request = MPI_REQUEST_NULL;
     const auto start = clock::now();
+    rest pause = session_->resting();
     {
       auto held = session_->enter();
       session_->check(begin(&request), call, heddle::name_of(h.kind));
@@ -195,7 +196,7 @@ class natives : public rounds {
         if (holds_memory) MPI_Abort(session_->comm(), 1);
         throw_failure(h);
       }
-      rest(now - start);
+      pause(now - start);
     }
   }
 };

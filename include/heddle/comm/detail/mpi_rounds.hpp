@@ -224,6 +224,7 @@ class rounds {
   void wait(const header& h, std::span<const outgoing> out, std::span<const incoming> in, Done&& done) {
     if (done()) return;
     auto moved = clock::now();
+    rest pause = session_->resting();
     while (!done()) {
       int rc = MPI_SUCCESS;
       const int n = test(rc);
@@ -249,7 +250,7 @@ class rounds {
       const auto now = clock::now();
       if (session_->look(now)) throw_failure(h);
       if (now - moved > session_->deadline()) late(h, in);
-      rest(now - moved);
+      pause(now - moved);
     }
   }
 
@@ -344,6 +345,7 @@ class rounds {
       }
       return false;
     };
+    rest pause = s.resting();
     for (auto moved = start;;) {
       int rc = MPI_SUCCESS;
       const int n = test(rc);
@@ -355,7 +357,7 @@ class rounds {
       }
       if (!waits && !pending([](role r) { return r.of_caller(); })) break;
       if (now - start > s.deadline() + patience) MPI_Abort(s.comm(), 1);
-      rest(now - moved);
+      pause(now - moved);
     }
     // What is left are short messages, in memory of this object: it stays for good unless they are through.
     int rc = MPI_SUCCESS;

@@ -68,6 +68,9 @@ struct options {
   /// The least level that is accepted. Below `serialized` only the thread that initialised MPI may use the
   /// communicator, which excludes data_parallel on more than one rank.
   thread_level level = thread_level::serialized;
+  /// How long a call that waits looks again and again, before it sleeps 50 us between two looks. A long time keeps
+  /// messages quick, a short one leaves the cores to threads that compute.
+  std::chrono::nanoseconds spin{2'000'000};
   std::size_t piece = std::size_t{1} << 30;  ///< Bytes of the longest MPI message, 1 to 2^31 - 1, equal on all ranks.
 };
 
@@ -86,13 +89,19 @@ inline bool finalised() {
   return yes != 0;
 }
 
-// Between two looks of somebody who waits: others may need the core.
-inline void rest(clock::duration waited) {
-  if (waited < std::chrono::microseconds(200))
-    std::this_thread::yield();
-  else
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
-}
+// What somebody who waits does between two looks: others may need the core. MPI often yields, too, so not every time.
+class rest {
+ public:
+  explicit rest(std::chrono::nanoseconds spin) : spin_(spin) {}
+  void operator()(clock::duration waited) {
+    if (waited > spin_) std::this_thread::sleep_for(std::chrono::microseconds(50));
+    else if (++looks_ % 8 == 0) std::this_thread::yield();
+  }
+
+ private:
+  std::chrono::nanoseconds spin_;
+  unsigned looks_ = 0;
+};
 
 // What a communicator and its duplicates share in one process: the MPI communicator, who failed first, and the lock
 // that makes one call at a time of theirs where MPI asks for that.
@@ -104,7 +113,7 @@ class session {
   static constexpr std::size_t longest_note = 2000;
 
   session(MPI_Comm user, const options& o, bool finalises)
-      : deadline_(o.deadline), piece_(o.piece), unwinding_(std::uncaught_exceptions()) {
+      : deadline_(o.deadline), spin_(o.spin), piece_(o.piece), unwinding_(std::uncaught_exceptions()) {
     if (!initialised() || finalised()) throw argument_error("heddle::mpi::communicator: MPI isn't running");
     int given = 0;
     MPI_Query_thread(&given);
@@ -168,6 +177,7 @@ class session {
   MPI_Comm comm() const noexcept { return comm_; }
   std::size_t piece() const noexcept { return piece_; }
   std::chrono::nanoseconds deadline() const noexcept { return deadline_; }
+  rest resting() const { return rest(spin_); }
   const std::string& host() const noexcept { return host_; }
 
   // Takes over the MPI communicator of a channel; it goes away with the session's own.
@@ -279,6 +289,7 @@ class session {
   bool everybody_leaves() {
     MPI_Request barrier = MPI_REQUEST_NULL;
     const auto start = clock::now();
+    rest pause = resting();
     for (int done = 0;;) {
       {
         auto held = enter();
@@ -289,7 +300,7 @@ class session {
       if (done) return true;
       const auto now = clock::now();
       if (look(now) || now - start > (std::min<clock::duration>)(deadline_, std::chrono::seconds(1))) return false;
-      rest(now - start);
+      pause(now - start);
     }
   }
 
@@ -310,7 +321,7 @@ class session {
 
   MPI_Comm comm_ = MPI_COMM_NULL;
   int rank_ = 0, size_ = 1, highest_tag_ = 32767;
-  std::chrono::nanoseconds deadline_;
+  std::chrono::nanoseconds deadline_, spin_;
   std::size_t piece_;
   thread_level level_ = thread_level::single;
   std::string host_;

@@ -1,0 +1,142 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// All-reduce of fp32 sums on MPI processes: schedules through MPI's point-to-point messages, and native, against
+// MPI_Allreduce, and a ring with an operation of the user's own against MPI's and against the ring with sum{}.
+// bench/allreduce.sh starts it under mpirun: allreduce_mpi JSON [REPETITIONS [BYTES...]]
+// All contenders take turns in one run, in place. A time is that of the slowest rank, from a barrier; medians are
+// compared.
+#include <heddle/collective/all_reduce.hpp>
+#include <heddle/collective/mixed_radix.hpp>
+#include <heddle/comm/mpi.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace hd = heddle;
+
+namespace {
+struct add {  // as a user writes it
+  float operator()(float a, float b) const { return a + b; }
+};
+
+extern "C" void add_floats(void* in, void* out, int* count, MPI_Datatype*) {
+  const float* const x = static_cast<const float*>(in);
+  float* const y = static_cast<float*>(out);
+  for (int i = 0; i < *count; ++i) y[i] += x[i];
+}
+
+struct contender {
+  std::string name;
+  std::function<void()> run;
+  std::vector<double> seconds;
+  double median() {
+    std::sort(seconds.begin(), seconds.end());
+    return seconds[seconds.size() / 2];
+  }
+};
+
+class contest {
+ public:
+  contest(hd::mpi::communicator& comm, std::size_t count) : comm_(comm), data_(count) {
+    MPI_Op_create(add_floats, 1, &mpi_add_);
+    topology("ring", hd::ring{});
+    topology("halving_doubling", hd::halving_doubling{});
+    topology("torus_2d", hd::torus_2d{});
+    topology("direct", hd::direct{});
+    topology("native", hd::native{});
+    enter("userop", hd::ring{}, add_);
+    all_.push_back({"MPI_Allreduce", [this] { call_mpi(MPI_SUM); }, {}});
+    all_.push_back({"MPI_Allreduce, user's operation", [this] { call_mpi(mpi_add_); }, {}});
+  }
+  contest(const contest&) = delete;
+  ~contest() { MPI_Op_free(&mpi_add_); }
+
+  // Whether all gave the right sums; on rank 0.
+  bool run(int repetitions) {
+    bool right = true;
+    for (int i = -1; i < repetitions; ++i) {
+      for (contender& c : all_) {
+        for (std::size_t k = 0; k < data_.size(); ++k) data_[k] = static_cast<float>(comm_.rank() + 1);
+        MPI_Barrier(MPI_COMM_WORLD);
+        const double start = MPI_Wtime();
+        c.run();
+        double mine = MPI_Wtime() - start, slowest = 0;
+        MPI_Reduce(&mine, &slowest, 1, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
+        if (i >= 0) {
+          c.seconds.push_back(slowest);
+          continue;
+        }
+        const float expected = static_cast<float>(comm_.size() * (comm_.size() + 1) / 2);  // exact in any order
+        for (const float x : data_) right &= x == expected;
+      }
+    }
+    return right;
+  }
+
+  void print(std::FILE* json) {
+    const std::string bytes = std::to_string(data_.size() * sizeof(float));
+    const double mpi = all_[all_.size() - 2].median(), mpi_user = all_.back().median();
+    for (std::size_t i = 0; i + 2 < all_.size(); ++i) {
+      contender& c = all_[i];
+      const bool users = c.name == "userop";
+      ratio(json, (users ? "userop." : "mpi." + c.name + ".") + bytes + ".openmpi", c.median(), users ? mpi_user : mpi);
+      if (users) ratio(json, "userop." + bytes + ".builtin", c.median(), all_[0].median());
+    }
+  }
+
+ private:
+  template <class Topology> void topology(const char* name, const Topology& t) { enter(name, t, sum_); }
+  template <class Topology, class Op> void enter(const char* name, const Topology& t, const Op& op) {
+    auto plan = std::make_shared<hd::all_reduce_plan<Topology>>(t, comm_.rank(), comm_.size(), data_.size());
+    all_.push_back({name, [this, plan, l = hd::leaf_of<float>(op)] { (*plan)(comm_, data_.data(), l); }, {}});
+  }
+  void call_mpi(MPI_Op op) {
+    MPI_Allreduce(MPI_IN_PLACE, data_.data(), static_cast<int>(data_.size()), MPI_FLOAT, op, MPI_COMM_WORLD);
+  }
+  static void ratio(std::FILE* json, const std::string& name, double ours, double theirs) {
+    std::printf("RATIO %s %.4g %.4g us %.3f\n", name.c_str(), ours * 1e6, theirs * 1e6, theirs / ours);
+    std::fflush(stdout);
+    std::fprintf(json, "%s\n {\"case\": \"%s\", \"ours\": %.6g, \"other\": %.6g, \"unit\": \"us\", \"ratio\": %.4f}",
+                 std::ftell(json) > 12 ? "," : "", name.c_str(), ours * 1e6, theirs * 1e6, theirs / ours);
+  }
+
+  hd::mpi::communicator& comm_;
+  std::vector<float> data_;
+  std::vector<contender> all_;
+  MPI_Op mpi_add_ = MPI_OP_NULL;
+  hd::sum sum_;
+  add add_;
+};
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 2) return 2;
+  const int repetitions = argc > 2 ? std::atoi(argv[2]) : 21;
+  std::vector<std::size_t> sizes;
+  for (int i = 3; i < argc; ++i) sizes.push_back(std::strtoull(argv[i], nullptr, 10));
+  if (sizes.empty()) sizes = {1u << 16, 1u << 20, 1u << 22, 25'000'000, 1u << 26};
+  bool right = true;
+  hd::mpi::run([&](auto& comm) {
+    std::FILE* const json = std::fopen(comm.rank() == 0 ? argv[1] : "/dev/null", "w");
+    if (!json) throw hd::argument_error(std::string("can't write ") + argv[1]);
+    std::fputs("{\"ratios\": [", json);
+    for (const std::size_t bytes : sizes) {
+      contest c(comm, bytes / sizeof(float));
+      int mine = c.run(repetitions), all = 0;
+      MPI_Allreduce(&mine, &all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+      right &= all != 0;
+      if (comm.rank() == 0) c.print(json);
+    }
+    std::fputs("\n]}\n", json);
+    std::fclose(json);
+    if (comm.rank() == 0 && !right) std::printf("a sum is wrong\n");
+  });
+  return right ? 0 : 3;
+}
