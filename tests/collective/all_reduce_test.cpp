@@ -23,6 +23,7 @@
 namespace hd = heddle;
 using heddle_test::binomial_tree;
 using heddle_test::findings;
+using heddle_test::half_wanted;
 using heddle_test::recursive_doubling;
 
 namespace {
@@ -342,7 +343,7 @@ TEST_CASE("all_reduce: hierarchical against double precision") {
   check_topology("hierarchical 3+3+1", hd::hierarchical<>{.group = 3}, 7, 2 + 2);
   check_topology("hierarchical 4+4", hd::hierarchical<>{.group = 4}, 8, 3 + 1);
   check_topology("hierarchical 3+2", hd::hierarchical{hd::direct{}, hd::direct{}, 3}, 5, 2);
-  check_topology("hierarchical 2+2, no halves", hd::hierarchical{hd::ring{}, recursive_doubling{}, 2}, 4, 1 + 1 + 1);
+  check_topology("hierarchical 2+2, no halves", hd::hierarchical{hd::ring{}, recursive_doubling{}, 2}, 4, 1 + 1);
 }
 TEST_CASE("all_reduce: topologies of users against double precision") {
   for (const int p : all_sizes) check_topology("binomial_tree", binomial_tree{}, p, log2_up(p));
@@ -574,6 +575,22 @@ TEST_CASE("bad buffers are argument errors and nothing changes") {
   hd::all_reduce(comm, hd::ring{}, std::span<const float>(all), all, hd::mean{});  // equal is in place
   hd::all_reduce(comm, hd::ring{}, std::span<const float>(all.first(3)), all.subspan(3, 3));
   CHECK(data == std::vector<float>{1, 2, 3, 1, 2, 3});
+}
+
+TEST_CASE("what completes a part of what it reduces carries sums, and refuses means") {
+  findings found;
+  hd::threads::run(2, [&](auto& comm) {
+    std::vector<float> data(9, 1.0f + static_cast<float>(comm.rank()));
+    hd::all_reduce(comm, half_wanted{}, std::span<float>(data));
+    found.expect(data == std::vector<float>(9, 3.0f), comm.rank(), "sum");
+  });
+  CHECK(found.text() == "");
+  CHECK_THROWS_AS(hd::threads::run(2,
+                                   [](auto& comm) {
+                                     std::vector<float> data(9, 1.0f);
+                                     hd::all_reduce(comm, half_wanted{}, std::span<float>(data), hd::mean{});
+                                   }),
+                  hd::argument_error);
 }
 
 TEST_CASE("all_gather and reduce_scatter with blocks of any sizes") {

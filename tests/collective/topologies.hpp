@@ -49,4 +49,19 @@ struct binomial_tree {  // up to rank 0, and down again; any size
 static_assert(hd::verify(binomial_tree{}, 7));
 // example-end
 
+// Two ranks that reduce everything and then overwrite the half that the other one owns: sums, but no means.
+struct half_wanted {
+  hd::schedule all_reduce(int rank, int, std::size_t count) const {
+    hd::schedule s;
+    const hd::interval low{0, count / 2}, high{count / 2, count - count / 2};
+    s.add(hd::action::send, 1 - rank, {0, count});
+    s.add(hd::action::reduce, 1 - rank, {0, count});
+    s.next();
+    s.add(hd::action::send, 1 - rank, rank ? high : low);
+    s.add(hd::action::copy, 1 - rank, rank ? low : high);
+    s.next();
+    return s;
+  }
+};
+
 }  // namespace heddle_test

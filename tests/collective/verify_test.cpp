@@ -15,6 +15,7 @@
 
 namespace hd = heddle;
 using heddle_test::binomial_tree;
+using heddle_test::half_wanted;
 using heddle_test::recursive_doubling;
 
 namespace {
@@ -85,6 +86,18 @@ struct edited {
       for (const hd::operation& o : list[r]) s.add(o.act, static_cast<int>(o.peer), o.range);
       s.next();
     }
+    return s;
+  }
+};
+
+// Correct sums, but no mean: up a tree, and down again to rank 0, too.
+struct returned {
+  hd::schedule all_reduce(int rank, int size, std::size_t count) const {
+    hd::schedule s;
+    s.append(binomial_tree{}.all_reduce(rank, size, count), 0, 4, [](int peer) { return peer; }, 0);
+    if (rank == 1) s.add(hd::action::send, 0, {0, count});
+    if (rank == 0) s.add(hd::action::copy, 1, {0, count});
+    s.next();
     return s;
   }
 };
@@ -362,6 +375,14 @@ TEST_CASE("broken schedules are rejected with the right fault") {
     CHECK(reason(verify_edited([](int rank, auto&, auto& owned) {
             if (rank == 1) owned.push_back({8, 1});
           })) == fault::owner);
+  }
+  SECTION("a completed element is received again") {  // rank 0 gets back what it completed: a mean would not divide it
+    CHECK(reason(hd::verify(returned{}, 4, 8)) == fault::unfinished);
+  }
+  SECTION("a reduce completes a part of its interval") {
+    const auto v = hd::verify(half_wanted{}, 2, 8);
+    CHECK(reason(v) == fault::unfinished);
+    CHECK(v.round == 0);
   }
   SECTION("the last round is missing everywhere") {
     CHECK(reason(verify_edited([](int, auto& rounds, auto&) { rounds.pop_back(); })) == fault::incomplete);

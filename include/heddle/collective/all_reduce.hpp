@@ -11,37 +11,6 @@ namespace heddle {
 inline namespace v0 {
 
 namespace detail {
-// Whether intervals [a...] cover exactly the intervals [b...]; both are short.
-template <class Interval>
-bool same_cover(std::vector<Interval> a, std::vector<Interval> b) {
-  const auto tidy = [](std::vector<Interval>& v) {
-    std::erase_if(v, [](Interval x) { return x.count == 0; });
-    sort_intervals(v);
-    std::vector<Interval> joined;
-    for (const Interval x : v) {
-      if (!joined.empty() && joined.back() == x) continue;  // several messages reduced into one interval
-      if (!joined.empty() && joined.back().end() == x.begin) joined.back().count += x.count;
-      else joined.push_back(x);
-    }
-    v = std::move(joined);
-  };
-  tidy(a);
-  tidy(b);
-  return a == b;
-}
-
-// Whether the last round of the reduce-scatter half reduces exactly what is owned, so that it can finish the values.
-template <class Interval = interval>
-bool last_round_finishes(const schedule& s, const std::vector<Interval>& owned) {
-  std::vector<Interval> reduced;
-  if (s.half()) {
-    for (const operation& o : s.round(s.half() - 1)) {
-      if (o.act == action::reduce) reduced.push_back(o.range);
-    }
-  }
-  return same_cover(std::move(reduced), owned);
-}
-
 inline void check_buffer(const char* what, const void* data, std::size_t count) {
   if (!data && count) {
     throw argument_error(std::string("heddle::") + what + ": null buffer with count " + std::to_string(count));
@@ -73,9 +42,6 @@ class all_reduce_plan {
   all_reduce_plan(const Topology& t, int rank, int size, std::size_t count) : count_(count) {
     if constexpr (has_all_reduce_schedule<Topology>) {
       schedule_ = t.all_reduce(rank, size, count);
-      owned_.assign(schedule_.owned().begin(), schedule_.owned().end());
-      if (!schedule_.halved()) owned_ = {{0, count}};
-      fused_ = detail::last_round_finishes(schedule_, owned_);
     }
   }
 
@@ -99,27 +65,18 @@ class all_reduce_plan {
     if constexpr (std::is_same_v<Topology, native>) {
       return comm.native_all_reduce(h, data, data, count_, l);
     } else {
-      const double factor = l.average ? 1.0 / comm.size() : 1.0;
       if (executor_.prepared_bytes() != l.bytes) {
-        executor_.prepare(comm.rank(), schedule_, l.bytes,
-                          fused_ ? std::span<const interval>{} : detail::as_span(owned_));
+        const interval all{0, count_};
+        executor_.prepare(comm.rank(), schedule_, l.bytes, std::span(&all, 1));
       }
-      const std::size_t half = schedule_.half(), all = schedule_.rounds();
-      if (fused_ || !(l.average || l.scaled())) {
-        return executor_.run_prepared(comm, schedule_, 0, all, h, data, &l, factor, fused_ ? half : 0);
-      }
-      bool left_range = executor_.run_prepared(comm, schedule_, 0, half, h, data, &l);
-      for (const interval b : owned_) left_range |= executor_.finish(b, data, l, factor);
-      left_range |= executor_.run_prepared(comm, schedule_, half, all, h, data, &l);
-      return left_range;
+      return executor_.run_prepared(comm, schedule_, 0, schedule_.rounds(), h, data, &l,
+                                    l.average ? 1.0 / comm.size() : 1.0);
     }
   }
 
  private:
   std::size_t count_;
   schedule schedule_;
-  std::vector<interval> owned_;
-  bool fused_ = false;
   basic_executor<Operation> executor_;
 };
 

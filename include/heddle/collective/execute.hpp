@@ -38,6 +38,7 @@ struct program {
     int exponent;                   // of the result
     source before;
     std::uint32_t id;  // its place in `numbers`
+    bool final;        // completes its interval: takes the factor of a mean
   };
   struct overwrite {
     std::uint32_t arrival, id;
@@ -48,12 +49,6 @@ struct program {
     std::uint8_t known = 0;      // the mode that contributors and exponents are set for; 0: none
     std::uint16_t expected = 1;  // contributors of its first message, where known
   };
-  struct finished {
-    interval where;
-    source before;
-    std::uint32_t id;
-  };
-
   std::vector<round> rounds;
   std::vector<outgoing> out;
   std::vector<source> out_sources;
@@ -64,26 +59,30 @@ struct program {
   std::vector<operand> operands;
   std::vector<std::uint32_t> arrivals;  // of each operand; `own` for the buffer
   std::vector<overwrite> overwrites;
-  std::vector<finished> finishes;
   std::vector<std::uint32_t> further;
   std::vector<std::uint16_t> numbers;  // numbers[0] is 1: a rank's own contribution
   std::size_t scratch = 0;             // bytes
   std::size_t element_bytes = 0;
+  bool torn = false;           // a reduction completes a part of its interval only
   std::byte* bound = nullptr;  // the buffer that pointers are set for
 
-  // `owned` is what executor::finish will be called for when the reduce-scatter half is done.
-  void build(int rank, const schedule& s, std::size_t bytes, std::span<const interval> owned) {
+  // Inside `completes` the last receive of an element is final, where it is a reduction.
+  void build(int rank, const schedule& s, std::size_t bytes, std::span<const interval> completes) {
     *this = {};
     element_bytes = bytes;
     numbers.push_back(1);
     runs_.push_back({{0, ~std::size_t{0}}, 0});
-    for (std::size_t r = 0; r < s.rounds(); ++r) {
-      for (const interval b : r == s.half() ? owned : std::span<const interval>{}) {
-        const source before = source_of(b);
-        finishes.push_back({b, before, give_number(b)});
+    std::vector<unsigned char> final(s.operations().size());
+    interval_set<interval> later;
+    for (std::size_t r = s.rounds(); r-- > 0;) {
+      auto f = final.begin() + (s.round(r).data() - s.operations().data());
+      for (const Operation& o : s.round(r)) *f++ = o.act == action::reduce && is_final(o.range, completes, later);
+      for (const Operation& o : s.round(r)) {
+        if (o.act != action::send) later.add(o.range);
       }
-      add(rank, s.round(r));
     }
+    const unsigned char* f = final.data();
+    for (std::size_t r = 0; r < s.rounds(); f += s.round(r++).size()) add(rank, s.round(r), f);
   }
 
   // Sets every pointer. As everything that a repeated run does not need, it stays out of the way of what it needs.
@@ -113,7 +112,7 @@ struct program {
   }
 
   // When its messages have come: exponents, and what later rounds must know.
-  void set_in(round& x, std::span<const arrival> got, bool scaled, bool last, std::uint8_t mode) {
+  void set_in(round& x, std::span<const arrival> got, bool scaled, std::uint8_t mode) {
     if (x.known) {
       for (round& y : rounds) y.known = 0;
     }
@@ -131,7 +130,7 @@ struct program {
         operands[k].exponent = exponent(n);
         total += n;
       }
-      if (last) total = 1;
+      if (m.final) total = 1;
       m.exponent = scaled ? exponent(total) : 0;
       if (scaled) numbers[m.id] = static_cast<std::uint16_t>(total);
     }
@@ -167,6 +166,21 @@ struct program {
     std::uint32_t id;
   };
 
+  bool is_final(interval b, std::span<const interval> completes, const interval_set<interval>& later) {
+    using cover = typename interval_set<interval>::cover;
+    std::size_t n = 0;
+    bool part = false;
+    for (const interval c : completes) {
+      const std::size_t begin = (std::max)(b.begin, c.begin), end = (std::min)(b.end(), c.end());
+      if (begin >= end) continue;
+      const cover x = later.of({begin, end - begin});
+      part |= x == cover::part;
+      if (x == cover::none) n += end - begin;
+    }
+    torn |= part || (n && n != b.count);
+    return n == b.count;
+  }
+
   [[noreturn]] static void disagree() {
     throw argument_error("heddle::execute: this topology sends elements with different numbers of contributions in "
                          "one message, which float16 can't carry; use bfloat16 or float");
@@ -188,7 +202,7 @@ struct program {
     return id;
   }
 
-  void add(int rank, std::span<const Operation> operations) {
+  void add(int rank, std::span<const Operation> operations, const unsigned char* final) {
     std::vector<const Operation*> receives;
     program::round x{static_cast<std::uint32_t>(out.size()), 0, static_cast<std::uint32_t>(in.size()), 0,
                      static_cast<std::uint32_t>(merges.size()), 0, static_cast<std::uint32_t>(overwrites.size()), 0};
@@ -212,7 +226,8 @@ struct program {
       if (o.act == action::copy) overwrites.push_back({i, give_number(o.range)});
       if (done[i] || o.act == action::copy) continue;
       const auto first = static_cast<std::uint32_t>(operands.size());
-      merge m{o.range.begin * element_bytes, o.range.count, in_place, first, 0, 0, i, 0, source_of(o.range), 0};
+      merge m{o.range.begin * element_bytes, o.range.count, in_place, first, 0, 0, i, 0, source_of(o.range), 0,
+              final[receives[i] - operations.data()] != 0};
       // All reduces of this interval at once, own contribution at its place in rank order.
       bool placed = false;
       const auto place = [&] {
@@ -271,38 +286,29 @@ class basic_executor {
 
   /// @brief Prepares for `s`; runs of it need not do so again.
   /// @param rank This rank. @param s Its schedule. @param bytes Bytes of one element.
-  /// @param owned What `finish` will be called for between the reduce-scatter half and the rest.
-  void prepare(int rank, const schedule& s, std::size_t bytes, std::span<const interval> owned = {}) {
-    program_.build(rank, s, bytes, owned);
+  /// @param completes Where a last receive that reduces gives this rank's final value: the buffer for an all-reduce,
+  /// what the rank owns for a reduce-scatter. Disjoint intervals.
+  void prepare(int rank, const schedule& s, std::size_t bytes, std::span<const interval> completes = {}) {
+    program_.build(rank, s, bytes, completes);
     if (scratch_.size() < program_.scratch) scratch_.resize(program_.scratch);
   }
   /// Bytes of an element that it is prepared for; 0 if it isn't.
   std::size_t prepared_bytes() const noexcept { return program_.element_bytes; }
 
-  /// @brief Prepares for `s` and runs its rounds [from, to).
+  /// @brief Runs rounds [from, to) of the schedule that it is prepared for, without allocation.
   /// @param comm Communicator. @param s This rank's schedule. @param from First round. @param to One past the last.
-  /// @param h Header of the call. @param buffer The elements, in place. @param bytes Bytes of one element.
-  /// @param l Reduction; null where none occurs.
-  /// @param factor Where `final`, every reduce of the last round multiplies by it (mean).
-  /// @param final Whether the last round's reductions give final values.
+  /// @param h Header of the call. @param buffer The elements, in place.
+  /// @param l Reduction; null where none occurs. @param factor What final values are multiplied by (mean).
   /// @return Whether a value left float16's range on this rank.
-  template <communicator Comm>
-  bool run(Comm& comm, const schedule& s, std::size_t from, std::size_t to, header h, std::byte* buffer,
-           std::size_t bytes, const leaf* l, double factor = 1.0, bool final = false) {
-    prepare(comm.rank(), s, bytes);
-    return run_prepared(comm, s, from, to, h, buffer, l, factor, final ? to : 0);
-  }
-
-  /// @brief The same for the schedule that it is prepared for, without allocation. Reductions of round `final` - 1 give
-  /// final values.
+  /// Throws: comm_error; argument_error if the schedule reduces and `l` is null, or can't carry a mean or float16 sum.
   template <communicator Comm>
   bool run_prepared(Comm& comm, const schedule& s, std::size_t from, std::size_t to, header h, std::byte* buffer,
-                    const leaf* l, double factor = 1.0, std::size_t final = 0) {
+                    const leaf* l, double factor = 1.0) {
     program& p = program_;
     if (buffer != p.bound) p.bind(buffer);
     const bool scaled = l && l->scaled();  // float16 sums carry a power of two
     bool left_range = false;
-    const auto mode = static_cast<std::uint8_t>(1 + scaled + (final ? 2 : 0) + (l ? 4 : 0));
+    const auto mode = static_cast<std::uint8_t>(l ? 2 + scaled : 1);
     typename program::round* round = p.rounds.data() + from;
     for (std::size_t r = from; r < to; ++r, ++round) {
       typename program::round& x = *round;
@@ -312,27 +318,12 @@ class basic_executor {
       h.round = static_cast<std::uint8_t>(r);
       comm.exchange(h, std::span<const outgoing>(p.out.data() + x.out, x.outs),
                     std::span<const incoming>(p.in.data() + x.in, x.ins), [&](std::span<const arrival> got) {
-                      if (x.known != mode || !p.as_expected(x, got)) first_time(x, got, l, r + 1 == final, mode);
-                      if (x.merge_count) left_range |= merge(x, got, buffer, l, r + 1 == final ? factor : 1.0);
+                      if (x.known != mode || !p.as_expected(x, got)) first_time(x, got, l, mode);
+                      if (x.merge_count) left_range |= merge(x, got, buffer, l, factor);
                     });
       if (x.staged) unstage(x, buffer);
     }
     return left_range;
-  }
-
-  /// @brief Multiplies an interval by `factor`, for reductions that the last round could not finish: after the last
-  /// round, or after the reduce-scatter half where it is prepared for that.
-  bool finish(interval b, std::byte* buffer, const leaf& l, double factor) {
-    if (!b.count) return false;
-    program& p = program_;
-    std::byte* const at = buffer + b.begin * l.bytes;
-    operand x{at, 0};
-    if (l.scaled()) {
-      const auto f = std::find_if(p.finishes.begin(), p.finishes.end(), [b](const auto& y) { return y.where == b; });
-      x.exponent = p.exponent(p.number(f != p.finishes.end() ? f->before : p.source_of(b)));
-      if (f != p.finishes.end()) p.numbers[f->id] = 1;
-    }
-    return l.reduce(l.context, &x, 1, at, b.count, 0, factor);
   }
 
  private:
@@ -340,10 +331,14 @@ class basic_executor {
     trace->insert(trace->end(), round.begin(), round.end());
   }
 
-  [[gnu::noinline]] void first_time(typename program::round& x, std::span<const arrival> got, const leaf* l, bool last,
+  [[gnu::noinline]] void first_time(typename program::round& x, std::span<const arrival> got, const leaf* l,
                                     std::uint8_t mode) {
     if (x.merge_count && !l) throw argument_error("heddle::execute: the schedule reduces, but no reduction was given");
-    program_.set_in(x, got, l && l->scaled(), last, mode);
+    if (program_.torn && x.merge_count && (l->average || l->scaled())) {
+      throw argument_error("heddle::execute: a round of this topology completes a part of what it reduces; means and "
+                           "float16 sums need all or nothing");
+    }
+    program_.set_in(x, got, l && l->scaled(), mode);
   }
 
   [[gnu::always_inline]] bool merge(const typename program::round& x, std::span<const arrival> got, std::byte* buffer,
@@ -362,7 +357,8 @@ class basic_executor {
         }
       }
       std::byte* const to = m->staged == p.in_place ? buffer + m->offset : scratch_.data() + m->staged;
-      left_range |= l->reduce(l->context, o, static_cast<int>(m->inputs), to, m->count, m->exponent, factor);
+      left_range |= l->reduce(l->context, o, static_cast<int>(m->inputs), to, m->count, m->exponent,
+                              m->final ? factor : 1.0);
     }
     return left_range;
   }
@@ -386,7 +382,9 @@ namespace detail {
 // Runs a schedule without reductions once, from its first round to its last.
 template <communicator Comm, class Operation = operation>
 void run_once(Comm& comm, const schedule& s, const header& h, void* buffer, std::size_t bytes) {
-  basic_executor<Operation>{}.run(comm, s, 0, s.rounds(), h, static_cast<std::byte*>(buffer), bytes, nullptr);
+  basic_executor<Operation> x;
+  x.prepare(comm.rank(), s, bytes);
+  x.run_prepared(comm, s, 0, s.rounds(), h, static_cast<std::byte*>(buffer), nullptr);
 }
 }  // namespace detail
 

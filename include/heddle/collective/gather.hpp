@@ -111,10 +111,8 @@ std::span<Element> reduce_scatter(Comm& comm, const Topology& t, std::span<Eleme
   const header h = begin_call(comm, {operation_kind::reduce_scatter, l.type, l.id, 0, 0, 1, data.size()});
   std::byte* const bytes = reinterpret_cast<std::byte*>(data.data());
   basic_executor<Operation> x;
-  const double factor = l.average ? 1.0 / comm.size() : 1.0;
-  const bool fused = s.half() == s.rounds() && detail::last_round_finishes<interval>(s, {own});
-  x.run(comm, s, 0, s.rounds(), h, bytes, l.bytes, &l, factor, fused);
-  if (!fused && comm.size() > 1 && (l.average || l.scaled())) x.finish(own, bytes, l, factor);
+  x.prepare(comm.rank(), s, l.bytes, s.halved() ? s.owned() : std::span(&own, 1));
+  x.run_prepared(comm, s, 0, s.rounds(), h, bytes, &l, l.average ? 1.0 / comm.size() : 1.0);
   return data.subspan(own.begin, own.count);
 }
 

@@ -52,7 +52,10 @@ struct operation {
 /// proves all of that.
 ///
 /// The rounds before `half()` are the reduce-scatter half: after them each element is final on one owner, `owned()`
-/// says which are this rank's. A schedule without halves has half() == rounds() and owns every element.
+/// says which are this rank's. A schedule without halves has half() == rounds().
+///
+/// A rank that completes an element, by a reduce, receives that element no more. So the last receive of an element tells
+/// whether it was completed here, and a mean divides right there, whatever the topology.
 /// @tparam Operation heddle::operation; use the name `schedule`.
 template <class Operation>
 class basic_schedule {
@@ -133,6 +136,39 @@ constexpr void sort_intervals(std::vector<Interval>& v) {
     return a.begin != b.begin ? a.begin < b.begin : a.count < b.count;
   });
 }
+
+// Disjoint intervals in order, neighbours joined.
+template <class Interval>
+class interval_set {
+ public:
+  enum class cover { none, part, all };
+
+  constexpr void add(Interval b) {
+    if (!b.count) return;
+    const auto first = std::partition_point(list_.begin(), list_.end(), [b](Interval x) { return x.end() < b.begin; });
+    auto last = first;
+    std::size_t begin = b.begin, end = b.end();
+    for (; last != list_.end() && last->begin <= b.end(); ++last) {
+      begin = (std::min)(begin, last->begin);
+      end = (std::max)(end, last->end());
+    }
+    if (first == last) {
+      list_.insert(first, b);
+    } else {
+      *first = {begin, end - begin};
+      list_.erase(first + 1, last);
+    }
+  }
+  // How much of b is in the set.
+  constexpr cover of(Interval b) const {
+    const auto x = std::partition_point(list_.begin(), list_.end(), [b](Interval y) { return y.end() <= b.begin; });
+    if (x == list_.end() || x->begin >= b.end()) return cover::none;
+    return x->begin <= b.begin && b.end() <= x->end() ? cover::all : cover::part;
+  }
+
+ private:
+  std::vector<Interval> list_;
+};
 }  // namespace detail
 
 /// @brief Block i of n elements cut into `parts`: the first n % parts blocks have one element more. 64-bit throughout.

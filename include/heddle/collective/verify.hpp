@@ -19,7 +19,9 @@ enum class fault {
   overlap,         ///< A copy overlaps a send or another receive of its round, or two reduces overlap in part.
   double_count,    ///< A contribution arrives twice in an element.
   incomplete,      ///< An element lacks contributions at the end.
-  owner            ///< owned() is not final after half() rounds, or doesn't cover each element once.
+  owner,           ///< owned() is not final after half() rounds, or doesn't cover each element once.
+  unfinished       ///< A mean would not divide once: a rank completes an element and receives it again, reduces a
+                   ///< complete one, or completes a part of what it reduces.
 };
 
 /// The name used in messages.
@@ -34,6 +36,7 @@ constexpr const char* name_of(fault f) noexcept {
     case fault::double_count: return "contribution counted twice";
     case fault::incomplete: return "contribution missing";
     case fault::owner: return "owned() is wrong";
+    case fault::unfinished: return "not finished where it is completed";
   }
   return "unknown";
 }
@@ -153,19 +156,41 @@ constexpr verdict prove(const std::vector<Schedule>& all, std::size_t count, goa
     }
   }
   const atoms cut(all, g.blocks, count);
-  std::vector<std::vector<std::uint64_t>> state(at(size), std::vector<std::uint64_t>(cut.size(), 0));
+  struct element {
+    std::uint64_t set = 0;  // contributions in it
+    std::size_t last = 0;   // 1 + the round of its last receive, where that may complete it
+    bool finished = false;  // complete, and a mean divided
+  };
+  std::vector<std::vector<element>> state(at(size), std::vector<element>(cut.size()));
   for (int r = 0; r < size; ++r) {
+    std::vector<element>& mine = state[at(r)];
     if (g.starts_with_block) {
       const auto [from, to] = cut.of(g.blocks[at(r)]);
-      for (std::size_t a = from; a < to; ++a) state[at(r)][a] = full;
-    } else {
-      for (std::uint64_t& x : state[at(r)]) x = contribution(r, size);
+      for (std::size_t a = from; a < to; ++a) mine[a] = {full, 0, true};
+      continue;
     }
+    for (element& x : mine) x.set = contribution(r, size);
+    for (std::size_t k = 0; k < rounds; ++k) {
+      for (const operation& o : all[at(r)].round(k)) {
+        if (o.act == action::send) continue;
+        const auto [from, to] = cut.of(o.range);
+        for (std::size_t a = from; a < to; ++a) mine[a].last = k + 1;
+      }
+    }
+    if (!g.ends_with_block) continue;
+    const interval block = g.blocks[at(r)];
+    const auto completes = all[at(r)].halved() ? all[at(r)].owned() : std::span<const interval>(&block, 1);
+    std::vector<bool> inside(cut.size(), false);
+    for (const interval b : completes) {
+      const auto [from, to] = cut.of(b);
+      for (std::size_t a = from; a < to; ++a) inside[a] = true;
+    }
+    for (std::size_t a = 0; a < cut.size(); ++a) mine[a].last = inside[a] ? mine[a].last : 0;
   }
   const auto complete = [&](int r, interval b) {
     const auto [from, to] = cut.of(b);
     for (std::size_t a = from; a < to; ++a) {
-      if (state[at(r)][a] != full) return false;
+      if (state[at(r)][a].set != full) return false;
     }
     return true;
   };
@@ -184,6 +209,10 @@ constexpr verdict prove(const std::vector<Schedule>& all, std::size_t count, goa
     return {};
   };
 
+  verdict amiss;  // what only means suffer from: reported where nothing else is wrong
+  const auto finish_amiss = [&amiss](int r, std::size_t k) {
+    if (amiss) amiss = {fault::unfinished, r, k};
+  };
   struct sending {
     int source;
     const operation* what;
@@ -193,6 +222,7 @@ constexpr verdict prove(const std::vector<Schedule>& all, std::size_t count, goa
     std::size_t atom;
     action act;
     std::uint64_t set;
+    bool finished;
   };
   std::vector<std::span<const operation>> now(at(size));  // this round of every rank
   std::vector<sending> sent;                              // its sends: by destination, by source, in list order
@@ -247,31 +277,52 @@ constexpr verdict prove(const std::vector<Schedule>& all, std::size_t count, goa
           return {fault::unmatched, r, k};
         }
         const auto [from, to] = cut.of(o.range);
-        for (std::size_t a = from; a < to; ++a) arriving.push_back({r, a, o.act, state[o.peer][a]});
+        std::size_t completed = 0;
+        for (std::size_t a = from; a < to; ++a) {
+          const element& x = state[o.peer][a];
+          arriving.push_back({r, a, o.act, x.set, x.finished});
+          completed += state[at(r)][a].last == k + 1;
+        }
+        if (o.act == action::reduce && completed && completed != to - from) finish_amiss(r, k);
       }
     }
     if (sent.size() != receives) return {fault::unmatched, -1, k};
     for (const arrival_of& x : arriving) {
-      std::uint64_t& here = state[at(x.rank)][x.atom];
-      if (x.act == action::copy) here = x.set;
-      else if (size <= 64 && (here & x.set)) return {fault::double_count, x.rank, k};
-      else here += x.set;
+      element& here = state[at(x.rank)][x.atom];
+      if (x.act == action::copy) {
+        here.set = x.set;
+        here.finished = x.finished;
+        continue;
+      }
+      if (size <= 64 && (here.set & x.set)) return {fault::double_count, x.rank, k};
+      if (here.finished || x.finished) finish_amiss(x.rank, k);
+      here.set += x.set;
+    }
+    for (const arrival_of& x : arriving) {
+      element& here = state[at(x.rank)][x.atom];
+      here.finished |= x.act == action::reduce && here.last == k + 1;
     }
   }
   if (all[0].halved() && all[0].half() == rounds) {
     if (const verdict v = owners_right(); !v) return v;
   }
   for (int r = 0; r < size; ++r) {
-    if (!complete(r, g.ends_with_block ? g.blocks[at(r)] : interval{0, count})) return {fault::incomplete, r, rounds};
+    const interval b = g.ends_with_block ? g.blocks[at(r)] : interval{0, count};
+    if (!complete(r, b)) return {fault::incomplete, r, rounds};
+    const auto [from, to] = cut.of(b);
+    for (std::size_t a = from; size > 1 && a < to; ++a) {
+      if (!state[at(r)][a].finished) finish_amiss(r, rounds);
+    }
   }
-  return {};
+  return amiss;
 }
 }  // namespace detail
 
 /// @brief Proves an all-reduce topology right for `size` ranks and `count` elements, or says what is wrong first.
 ///
 /// It runs every rank's schedule on sets of contributions: each element of each rank must end with every rank's
-/// contribution exactly once, sends must match receives, nothing unordered may overlap, owned() must be true.
+/// contribution exactly once, sends must match receives, nothing unordered may overlap, owned() must be true, a mean
+/// must divide every element once.
 /// Rounds are rendezvous, so schedules of equally many rounds whose messages all match can't deadlock.
 /// constexpr up to about 16 ranks at g++'s default limits and 12 at clang's; beyond, call it at run time (above 64
 /// ranks sets are compared by 64-bit fingerprints).
