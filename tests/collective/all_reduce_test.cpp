@@ -3,7 +3,11 @@
 #include <heddle/collective/all_reduce.hpp>
 #include <heddle/collective/gather.hpp>
 #include <heddle/collective/hierarchical.hpp>
+#include <heddle/collective/leaders.hpp>
 #include <heddle/collective/mixed_radix.hpp>
+#include <heddle/collective/pipelined.hpp>
+#include <heddle/collective/recursive_doubling.hpp>
+#include <heddle/collective/tree.hpp>
 #include <heddle/comm/self.hpp>
 #include <heddle/comm/threads.hpp>
 
@@ -24,7 +28,7 @@ namespace hd = heddle;
 using heddle_test::binomial_tree;
 using heddle_test::findings;
 using heddle_test::half_wanted;
-using heddle_test::recursive_doubling;
+using heddle_test::hypercube;
 
 namespace {
 
@@ -313,8 +317,12 @@ template <class Function> void on_every_topology(int ranks, Function f) {
   one("halving_doubling", hd::halving_doubling{});
   one("torus_2d", hd::torus_2d{});
   one("hierarchical of 3", hd::hierarchical<>{.group = 3});
+  one("leaders of 3", hd::leaders<>{.group = 3});
+  one("recursive_doubling", hd::recursive_doubling{});
+  one("double_tree", hd::double_tree{});
+  one("pipelined torus", hd::pipelined{hd::torus_2d{}, 3, 2});
   one("tree", binomial_tree{});
-  if ((ranks & (ranks - 1)) == 0) one("recursive doubling", recursive_doubling{});
+  if ((ranks & (ranks - 1)) == 0) one("hypercube", hypercube{});
 }
 
 }  // namespace
@@ -343,11 +351,23 @@ TEST_CASE("all_reduce: hierarchical against double precision") {
   check_topology("hierarchical 3+3+1", hd::hierarchical<>{.group = 3}, 7, 2 + 2);
   check_topology("hierarchical 4+4", hd::hierarchical<>{.group = 4}, 8, 3 + 1);
   check_topology("hierarchical 3+2", hd::hierarchical{hd::direct{}, hd::direct{}, 3}, 5, 2);
-  check_topology("hierarchical 2+2, no halves", hd::hierarchical{hd::ring{}, recursive_doubling{}, 2}, 4, 1 + 1);
+  check_topology("hierarchical 2+2, no halves", hd::hierarchical{hd::ring{}, hypercube{}, 2}, 4, 1 + 1);
+}
+TEST_CASE("all_reduce: trees, doublings and leaders against double precision") {
+  for (int p = 1; p <= 12; ++p) {
+    int below = 0;
+    while ((2 << below) <= p) ++below;
+    check_topology("recursive_doubling", hd::recursive_doubling{}, p, log2_up(p) > below ? below + 1 : below);
+    check_topology("tree", hd::tree{}, p, log2_up(p));
+    check_topology("double_tree", hd::double_tree{}, p, log2_up(p));
+    check_topology("leaders of 3", hd::leaders<>{.group = 3}, p, 2 + (p + 2) / 3 - 1);
+    check_topology("pipelined hierarchy of 3", hd::pipelined{hd::hierarchical<>{.group = 3}, 4}, p,
+                   2 + (p + 2) / 3 - 1);
+  }
 }
 TEST_CASE("all_reduce: topologies of users against double precision") {
   for (const int p : all_sizes) check_topology("binomial_tree", binomial_tree{}, p, log2_up(p));
-  for (const int p : {1, 2, 4, 8}) check_topology("recursive_doubling", recursive_doubling{}, p, log2_up(p));
+  for (const int p : {1, 2, 4, 8}) check_topology("hypercube", hypercube{}, p, log2_up(p));
 }
 
 TEST_CASE("a communicator of users conforms") {
@@ -368,6 +388,7 @@ TEST_CASE("what passes through the communicator is the schedule") {
       check_execution(hd::torus_2d{}, p, n);
       check_execution(hd::halving_doubling{}, p, n);
       check_execution(hd::hierarchical<>{.group = 3}, p, n);
+      check_execution(hd::pipelined{hd::double_tree{}, 3}, p, n);
       check_execution(binomial_tree{}, p, n);
     }
   }
@@ -461,7 +482,7 @@ TEST_CASE("float16 sums neither leave the range on the way nor vanish") {
 
     data.assign(100, hd::float16::from_bits(1));  // 6e-8
     left = hd::all_reduce(comm, t, std::span<hd::float16>(data), hd::mean{});
-    const int most = name == "hierarchical of 3" ? 2 : 1;  // sums of 3, 5 and 6 ranks round at every hop
+    const int most = name == "hierarchical of 3" || name == "leaders of 3" ? 2 : 1;  // sums of 3, 5 and 6 ranks round at every hop
     for (const hd::float16 x : data)
       found.expect(x.bits >= 1 && x.bits <= most, comm.rank(), "mean of the smallest value");
     found.expect(!left, comm.rank(), "6e-8 is in range");
@@ -504,6 +525,7 @@ TEST_CASE("a float16 sum that leaves the range is infinite, and some rank says s
     one(hd::halving_doubling{});
     one(hd::torus_2d{});
     one(hd::hierarchical<>{.group = 3});
+    one(hd::pipelined{hd::double_tree{}, 3});
     one(binomial_tree{});
   }
 }
@@ -537,8 +559,11 @@ TEST_CASE("operations apply in rank order where ranks meet directly") {
     first_of(hd::direct{}, p);
     first_of(hd::native{}, p);
     first_of(binomial_tree{}, p);
+    first_of(hd::tree{}, p);
+    first_of(hd::recursive_doubling{}, p);
+    first_of(hd::leaders{hd::tree{}, 3}, p);
   }
-  first_of(recursive_doubling{}, 8);
+  first_of(hypercube{}, 8);
   first_of(hd::halving_doubling{}, 8);
   first_of(hd::hierarchical{hd::direct{}, hd::direct{}, 3}, 7);
 }

@@ -11,8 +11,8 @@
 namespace heddle_test {
 namespace hd = heddle;
 
-// example-begin recursive_doubling
-struct recursive_doubling {  // small messages: log2(size) rounds; size must be a power of two
+// example-begin hypercube
+struct hypercube {  // small messages: log2(size) rounds; size must be a power of two
   constexpr hd::schedule all_reduce(int rank, int size, std::size_t count) const {
     hd::schedule s;
     for (int bit = 1; bit < size; bit *= 2) {
@@ -23,8 +23,8 @@ struct recursive_doubling {  // small messages: log2(size) rounds; size must be 
     return s;
   }
 };
-static_assert(hd::verify(recursive_doubling{}, 8));
-static_assert(hd::verify(recursive_doubling{}, 6).what == hd::fault::bad_peer);
+static_assert(hd::verify(hypercube{}, 8));
+static_assert(hd::verify(hypercube{}, 6).what == hd::fault::bad_peer);
 // example-end
 
 // example-begin binomial_tree

@@ -2,7 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <heddle/collective/gather.hpp>
 #include <heddle/collective/hierarchical.hpp>
+#include <heddle/collective/leaders.hpp>
 #include <heddle/collective/mixed_radix.hpp>
+#include <heddle/collective/pipelined.hpp>
+#include <heddle/collective/recursive_doubling.hpp>
+#include <heddle/collective/tree.hpp>
 #include <heddle/collective/verify.hpp>
 
 #include "../support/catch.hpp"
@@ -16,7 +20,7 @@
 namespace hd = heddle;
 using heddle_test::binomial_tree;
 using heddle_test::half_wanted;
-using heddle_test::recursive_doubling;
+using heddle_test::hypercube;
 
 namespace {
 
@@ -33,8 +37,16 @@ static_assert(proven_to_8<hd::halving_doubling>);
 static_assert(proven_to_8<hd::mixed_radix>);
 static_assert(proven_to_8<hd::hierarchical<>>);
 static_assert(proven_to_8<hd::hierarchical<hd::direct, hd::halving_doubling>>);
+static_assert(proven_to_8<hd::recursive_doubling>);
+static_assert(proven_to_8<hd::tree>);
+static_assert(proven_to_8<hd::double_tree>);
+static_assert(proven_to_8<hd::leaders<>>);
+static_assert(proven_to_8<hd::leaders<hd::recursive_doubling>>);
+static_assert(proven_to_8<hd::pipelined<hd::tree>>);
+static_assert(proven_to_8<hd::pipelined<hd::hierarchical<>>>);
+static_assert(hd::verify(hd::pipelined<hd::hierarchical<>>{{.group = 3}, 3, 2}, 7));
 static_assert(proven_to_8<binomial_tree>);
-static_assert(proven<recursive_doubling, 1> && proven<recursive_doubling, 2> && proven<recursive_doubling, 4>);
+static_assert(proven<hypercube, 1> && proven<hypercube, 2> && proven<hypercube, 4>);
 static_assert(hd::verify(hd::ring{}, 16) && hd::verify(hd::direct{}, 16));
 static_assert(hd::verify(hd::hierarchical<>{.group = 3}, 7));  // 3 + 3 + 1
 static_assert(hd::verify(hd::mixed_radix{.radices = {2, 2, 2}, .within = hd::exchange::direct}, 8));
@@ -118,12 +130,18 @@ TEST_CASE("every topology is proven for 1 to 64 ranks") {
       CHECK(hd::verify(hd::torus_2d{}, size, count));
       CHECK(hd::verify(hd::halving_doubling{}, size, count));
       CHECK(hd::verify(hd::hierarchical<>{}, size, count));
+      CHECK(hd::verify(hd::recursive_doubling{}, size, count));
+      CHECK(hd::verify(hd::tree{}, size, count));
+      CHECK(hd::verify(hd::double_tree{}, size, count));
+      CHECK(hd::verify(hd::leaders<>{}, size, count));
+      CHECK(hd::verify(hd::pipelined{hd::double_tree{}, 5}, size, count));
+      CHECK(hd::verify(hd::pipelined{hd::torus_2d{}, 3, 2}, size, count));
       CHECK(hd::verify(binomial_tree{}, size, count));
     }
     for (int width = 1; width <= size; ++width) {
       if (size % width == 0) CHECK(hd::verify(hd::torus_2d{width}, size));
     }
-    if ((size & (size - 1)) == 0) CHECK(hd::verify(recursive_doubling{}, size));
+    if ((size & (size - 1)) == 0) CHECK(hd::verify(hypercube{}, size));
   }
 }
 
@@ -134,6 +152,8 @@ TEST_CASE("hierarchies of every group size are proven, ragged groups too") {
       INFO(size << " ranks in groups of " << group);
       const hd::verdict v = hd::verify(hd::hierarchical<>{.group = group}, size);
       CHECK(v);
+      CHECK(hd::verify(hd::leaders{hd::recursive_doubling{}, group}, size));
+      CHECK(hd::verify(hd::pipelined{hd::hierarchical<>{.group = group}, 3}, size));
     }
   }
   for (int size = 1; size <= 20; ++size) {
@@ -143,9 +163,14 @@ TEST_CASE("hierarchies of every group size are proven, ragged groups too") {
       CHECK(hd::verify(hd::hierarchical{hd::halving_doubling{}, hd::direct{}, group}, size, 3));
       CHECK(hd::verify(hd::hierarchical{hd::ring{}, binomial_tree{}, group}, size, 100));
       CHECK(hd::verify(hd::hierarchical{hd::ring{}, hd::hierarchical{hd::ring{}, hd::direct{}, 2}, group}, size, 100));
+      CHECK(hd::verify(hd::hierarchical{hd::ring{}, hd::double_tree{}, group}, size, 100));
+      CHECK(hd::verify(hd::hierarchical{hd::direct{}, hd::recursive_doubling{}, group}, size, 100));
+      CHECK(hd::verify(hd::leaders{hd::double_tree{}, group}, size, 100));
+      CHECK(hd::verify(hd::leaders{hd::hierarchical<>{.group = 2}, group}, size, 3));
+      CHECK(hd::verify(hd::pipelined{hd::leaders{hd::tree{}, group}, 4, 3}, size, 100));
     }
   }
-  CHECK(hd::verify(hd::hierarchical{hd::ring{}, recursive_doubling{}, 3}, 11, 50));  // 3 + 3 + 3 + 2; no halves across
+  CHECK(hd::verify(hd::hierarchical{hd::ring{}, hypercube{}, 3}, 11, 50));  // 3 + 3 + 3 + 2; no halves across
 }
 
 TEST_CASE("every factorisation is proven, sends 2 n (P - 1) / P and takes the rounds it says") {
@@ -201,6 +226,35 @@ TEST_CASE("the named topologies send and take what their comments say") {
         CHECK(two.rounds() == 2 * (x - 1) + 2 * (y - 1));
       }
     }
+  }
+}
+
+TEST_CASE("trees and doublings take the rounds and send the elements that their comments say") {
+  for (int size = 1; size <= 40; ++size) {
+    std::size_t up = 0, down = 0;  // log2 of size, rounded up and down
+    while ((1 << up) < size) ++up;
+    while ((2 << down) <= size) ++down;
+    std::size_t all_tree = 0, most_double = 0;
+    const std::size_t n = 100, p = static_cast<std::size_t>(size);
+    for (int r = 0; r < size; ++r) {
+      INFO("rank " << r << " of " << size);
+      const hd::schedule rd = hd::recursive_doubling{}.all_reduce(r, size, n), one = hd::tree{}.all_reduce(r, size, n),
+                         two = hd::double_tree{}.all_reduce(r, size, n);
+      CHECK(rd.rounds() == down + (up == down ? 0 : 2));
+      CHECK(sent_by(rd) <= (down + (up == down ? 0 : 1)) * n);
+      CHECK(one.rounds() == 2 * up);
+      CHECK(two.rounds() == 2 * up);
+      CHECK(sent_by(one) <= 3 * n);
+      all_tree += sent_by(one);
+      most_double = std::max(most_double, sent_by(two));
+      const hd::schedule chunked = hd::pipelined{hd::tree{}, 7, 2}.all_reduce(r, size, n);
+      CHECK(chunked.rounds() == one.rounds() + 12);
+      CHECK(sent_by(chunked) == sent_by(one));
+      CHECK(hd::leaders<>{.group = 4}.all_reduce(r, size, n).rounds() ==
+            2 * (size > 2 ? 2 : up) + 2 * ((p + 3) / 4 - 1));
+    }
+    CHECK(all_tree == 2 * n * (p - 1));
+    CHECK(most_double <= 2 * n);
   }
 }
 
@@ -429,6 +483,11 @@ TEST_CASE("what a topology can't do is an argument error") {
   CHECK_THROWS_AS(hd::ring{}.all_reduce(4, 4, 1), hd::argument_error);
   CHECK_THROWS_AS(hd::ring{}.all_reduce(-1, 4, 1), hd::argument_error);
   CHECK_THROWS_AS(hd::hierarchical<>{.group = -1}.all_reduce(0, 4, 1), hd::argument_error);
+  CHECK_THROWS_AS(hd::leaders<>{.group = -1}.all_reduce(0, 4, 1), hd::argument_error);
+  CHECK_THROWS_AS((hd::pipelined{hd::ring{}, 0}.all_reduce(0, 4, 1)), hd::argument_error);
+  CHECK_THROWS_AS((hd::pipelined{hd::ring{}, 2, 0}.all_reduce(0, 4, 1)), hd::argument_error);
+  CHECK_THROWS_AS(hd::recursive_doubling{}.all_reduce(4, 4, 1), hd::argument_error);
+  CHECK_THROWS_AS(hd::tree{}.all_reduce(0, 0, 1), hd::argument_error);
   const std::vector<hd::interval> three(3);
   CHECK_THROWS_AS(hd::ring{}.reduce_scatter(0, 4, three), hd::argument_error);
   CHECK_THROWS_AS(hd::direct{}.all_gather(0, 4, three), hd::argument_error);

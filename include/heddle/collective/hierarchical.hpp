@@ -127,8 +127,11 @@ struct hierarchical {
     return s;
   }
 
-  /// For example "hierarchical(ring, ring)".
-  std::string name() const { return "hierarchical(" + intra.name() + ", " + inter.name() + ")"; }
+  /// For example "hierarchical(ring, ring) of 8".
+  std::string name() const {
+    return "hierarchical(" + intra.name() + ", " + inter.name() + ")" +
+           (group ? " of " + std::to_string(group) : std::string());
+  }
 };
 static_assert(topology<hierarchical<>>);
 

@@ -196,11 +196,11 @@ struct mixed_radix {
     detail::check_blocks("mixed_radix", rank, size, blocks);
     return detail::staged_all_gather(stages<Schedule>(size), rank, size, blocks);
   }
-  /// For example "mixed_radix 4x2".
+  /// For example "mixed_radix 4x2", "mixed_radix 4x2 direct".
   std::string name() const {
     std::string s = "mixed_radix";
     for (std::size_t i = 0; i < radices.size() && radices[i]; ++i) s += (i ? "x" : " ") + std::to_string(radices[i]);
-    return s;
+    return within == exchange::direct ? s + " direct" : s;
   }
 
  private:
@@ -315,8 +315,8 @@ struct torus_2d {
     detail::check_blocks("torus_2d", rank, size, blocks);
     return detail::staged_all_gather(stages<Schedule>(size), rank, size, blocks);
   }
-  /// "torus_2d".
-  std::string name() const { return "torus_2d"; }
+  /// "torus_2d", or for example "torus_2d 8" for rows of 8.
+  std::string name() const { return "torus_2d" + (width ? " " + std::to_string(width) : std::string()); }
 
  private:
   template <class Schedule>

@@ -103,16 +103,17 @@ class basic_schedule {
     }
   }
 
-  /// Appends schedules that run at the same time: round r of all of them is one round. Without `take_part` only as many
-  /// empty rounds. `peer` maps their ranks.
+  /// Appends schedules that run at the same time: round r holds round r - j `skew` of each part j. Without `take_part`
+  /// only as many empty rounds. `peer` maps their ranks.
   template <class Peer>
-  constexpr void append_merged(std::span<const basic_schedule> parts, bool take_part, Peer&& peer) {
+  constexpr void append_merged(std::span<const basic_schedule> parts, bool take_part, Peer&& peer,
+                               std::size_t skew = 0) {
     std::size_t rounds = 0;
-    for (const basic_schedule& p : parts) rounds = p.rounds() > rounds ? p.rounds() : rounds;
+    for (std::size_t j = 0; j < parts.size(); ++j) rounds = (std::max)(rounds, parts[j].rounds() + j * skew);
     for (std::size_t r = 0; r < rounds; ++r) {
-      for (const basic_schedule& p : parts) {
-        if (!take_part || r >= p.rounds()) continue;
-        for (const Operation& o : p.round(r)) add(o.act, peer(static_cast<int>(o.peer)), o.range);
+      for (std::size_t j = 0; take_part && j < parts.size(); ++j) {
+        if (r < j * skew || r - j * skew >= parts[j].rounds()) continue;
+        for (const Operation& o : parts[j].round(r - j * skew)) add(o.act, peer(static_cast<int>(o.peer)), o.range);
       }
       next();
     }
@@ -211,9 +212,9 @@ concept has_name = requires(const Topology& t) {
 
 /// @brief A topology: a small aggregate whose member functions return schedules.
 ///
-/// A user's own is about 20 lines; every executor, `verify` and the cost model take it. Recursive doubling:
+/// A user's own is about 20 lines; every executor, `verify` and the cost model take it. For example:
 ///
-///     struct recursive_doubling {                       // size must be a power of two
+///     struct hypercube {                                // size must be a power of two
 ///       constexpr hd::schedule all_reduce(int rank, int size, std::size_t count) const {
 ///         hd::schedule s;
 ///         for (int bit = 1; bit < size; bit *= 2) {
@@ -224,7 +225,7 @@ concept has_name = requires(const Topology& t) {
 ///         return s;
 ///       }
 ///     };
-///     static_assert(hd::verify(recursive_doubling{}, 8));
+///     static_assert(hd::verify(hypercube{}, 8));
 template <class Topology>
 concept topology = has_all_reduce_schedule<Topology>;
 
