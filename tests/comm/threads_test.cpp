@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <heddle/collective/all_reduce.hpp>
 #include <heddle/collective/gather.hpp>
+#include <heddle/collective/hierarchical.hpp>
 #include <heddle/collective/mixed_radix.hpp>
 #include <heddle/comm/counting.hpp>
 #include <heddle/comm/self.hpp>
@@ -291,7 +292,10 @@ TEST_CASE("a rank in another call gives an error on every rank") {
     std::vector<float> data(24);
     hd::broadcast(comm, std::span<float>(data));
   });
-  differ("topology", false, ring, reduce(hd::direct{}, 1.0f, 24, hd::sum{}));
+  differ("topology", true, ring, reduce(hd::direct{}, 1.0f, 24, hd::sum{}));
+  differ("topology of the same messages", true, ring, reduce(hd::mixed_radix{}, 1.0f, 24, hd::sum{}));
+  const auto pairs = reduce(hd::hierarchical<>{.group = 2}, 1.0f, 24, hd::sum{});
+  differ("group size", false, pairs, reduce(hd::hierarchical<>{.group = 3}, 1.0f, 24, hd::sum{}));
   differ("call earlier", true, ring, [&](auto& comm) {
     comm.next_sequence();
     ring(comm);
@@ -318,6 +322,29 @@ TEST_CASE("a rank in another call gives an error on every rank") {
   each("type", reduce(hd::native{}, 1, 24, hd::sum{}));
   each("operation", reduce(hd::native{}, 1.0f, 24, hd::min{}));
   differ("topology, native", false, native, ring);
+}
+
+TEST_CASE("ranks on different topologies hear the names of both") {
+  const auto all = outcome(few(2, 20s), [&](auto& comm) {
+    std::vector<float> data(24);
+    if (comm.rank() == 0) hd::all_reduce(comm, hd::ring{}, std::span<float>(data));
+    else hd::all_reduce(comm, hd::hierarchical<>{.group = 1}, std::span<float>(data));
+  });
+  for (const ended& e : all) {
+    REQUIRE(e.error);
+    INFO(e.error->what());
+    CHECK(has(e.error->what(), "ring, reduction"));
+    CHECK(has(e.error->what(), "hierarchical (settings "));
+  }
+  // Names without settings have a tag of their own, settings change it, and names of users have one, too.
+  using hd::detail::topology_tag;
+  CHECK(topology_tag("") == 0);
+  CHECK(topology_tag("ring") != topology_tag("direct"));
+  CHECK(topology_tag("torus_2d 4") != topology_tag("torus_2d 8"));
+  CHECK(topology_tag("torus_2d 4") >> 11 == topology_tag("torus_2d") >> 11);
+  CHECK(topology_tag("star") != topology_tag("snowflake"));
+  CHECK(hd::detail::topology_text(topology_tag("torus_2d")) == "torus_2d");
+  CHECK(has(hd::detail::topology_text(topology_tag("star")), "user's (settings "));
 }
 
 TEST_CASE("a rank may throw before any of its calls while its buffers are on its stack") {

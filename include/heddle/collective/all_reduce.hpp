@@ -39,7 +39,9 @@ class all_reduce_plan {
  public:
   /// @param t The topology. @param rank This rank. @param size Number of ranks. @param count Elements.
   /// Throws: what the topology throws for this number of ranks.
-  all_reduce_plan(const Topology& t, int rank, int size, std::size_t count) : count_(count) {
+  all_reduce_plan(const Topology& t, int rank, int size, std::size_t count)
+      : count_(count),
+        head_(detail::on_topology({operation_kind::all_reduce, dtype::other, 0, 0, 0, 1, count}, t)) {
     if constexpr (has_all_reduce_schedule<Topology>) {
       schedule_ = t.all_reduce(rank, size, count);
     }
@@ -59,7 +61,10 @@ class all_reduce_plan {
   bool operator()(Comm& comm, void* buffer, const leaf& l) {
     detail::require_topology<Comm, Topology>();
     detail::check_buffer("all_reduce", buffer, count_);
-    const header h = begin_call(comm, {operation_kind::all_reduce, l.type, l.id, 0, 0, 1, count_});
+    header h = head_;
+    h.type = l.type;
+    h.reduction = l.id;
+    h = begin_call(comm, h);
     if (comm.size() == 1) return false;
     std::byte* const data = static_cast<std::byte*>(buffer);
     if constexpr (std::is_same_v<Topology, native>) {
@@ -76,6 +81,7 @@ class all_reduce_plan {
 
  private:
   std::size_t count_;
+  header head_;
   schedule schedule_;
   basic_executor<Operation> executor_;
 };

@@ -65,7 +65,8 @@ void gather_blocks(Comm& comm, const Topology& t, std::span<Element> all, const 
   check_counts("all_gather", blocks, comm.size(), all.size());
   check_buffer("all_gather", all.data(), all.size());
   const schedule s = t.all_gather(comm.rank(), comm.size(), blocks);
-  const header h = begin_call(comm, {operation_kind::all_gather, dtype_of<Element>, 0, 0, 0, 1, all.size()});
+  const header h = begin_call(
+      comm, on_topology({operation_kind::all_gather, dtype_of<Element>, 0, 0, 0, 1, all.size()}, t));
   run_once(comm, s, h, all.data(), sizeof(Element));
 }
 }  // namespace detail
@@ -108,7 +109,8 @@ std::span<Element> reduce_scatter(Comm& comm, const Topology& t, std::span<Eleme
   const leaf l = leaf_of<Element>(op);
   const schedule s = t.reduce_scatter(comm.rank(), comm.size(), blocks);
   const interval own = blocks[static_cast<std::size_t>(comm.rank())];
-  const header h = begin_call(comm, {operation_kind::reduce_scatter, l.type, l.id, 0, 0, 1, data.size()});
+  const header h =
+      begin_call(comm, detail::on_topology({operation_kind::reduce_scatter, l.type, l.id, 0, 0, 1, data.size()}, t));
   std::byte* const bytes = reinterpret_cast<std::byte*>(data.data());
   basic_executor<Operation> x;
   x.prepare(comm.rank(), s, l.bytes, s.halved() ? s.owned() : std::span(&own, 1));

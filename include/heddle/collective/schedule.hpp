@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <heddle/comm/concept.hpp>
 #include <heddle/core/error.hpp>
 #include <heddle/core/slice.hpp>
 
@@ -209,6 +210,15 @@ concept has_name = requires(const Topology& t) {
   { t.name() } -> std::convertible_to<std::string>;
 };
 /// @}
+
+namespace detail {
+// What a header says of the topology; nothing for one without a name.
+template <class Topology>
+header on_topology(const header& h, const Topology& t) {
+  if constexpr (has_name<Topology>) return h.on(t.name());
+  else return h;
+}
+}  // namespace detail
 
 /// @brief A topology: a small aggregate whose member functions return schedules.
 ///

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 namespace heddle {
 inline namespace v0 {
@@ -32,6 +33,32 @@ constexpr const char* name_of(operation_kind k) noexcept {
   return "unknown";
 }
 
+namespace detail {
+// The topologies that a header can name; the last stands for those of users.
+inline constexpr std::string_view topology_names[] = {
+    "",         "native",    "ring",      "direct", "torus_2d",    "halving_doubling", "mixed_radix", "hierarchical",
+    "leaders",  "tree",      "pipelined", "double_tree", "recursive_doubling", "automatic", "a topology of the user's"};
+
+// A topology's name in 16 bits: 5 say which, 11 are a hash of its settings, 0 if it has none. 0 is no topology.
+constexpr std::uint16_t topology_tag(std::string_view name) noexcept {
+  constexpr std::size_t last = std::size(topology_names) - 1;
+  const std::string_view stem = name.substr(0, name.find_first_of(" ("));
+  std::size_t which = 0;
+  while (which < last && topology_names[which] != stem) ++which;
+  std::uint32_t hash = 2166136261u;
+  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
+  const bool plain = which < last && stem.size() == name.size();
+  return static_cast<std::uint16_t>(which << 11 | (plain ? 0 : hash % 2047 + 1));
+}
+
+inline std::string topology_text(std::uint16_t tag) {
+  const std::size_t which = tag >> 11;
+  std::string text(which < std::size(topology_names) ? topology_names[which] : "unknown topology");
+  if (tag & 2047) text += " (settings " + std::to_string(tag & 2047) + ")";
+  return text;
+}
+}  // namespace detail
+
 /// @brief The 16-byte header of every message: two ranks that exchange must agree on all fields but `contributors`.
 struct header {
   operation_kind kind = operation_kind::control;  ///< The collective.
@@ -40,8 +67,16 @@ struct header {
   std::uint8_t round = 0;                         ///< Round number modulo 256.
   std::uint16_t sequence = 0;                     ///< Number of the call on this communicator, modulo 65536.
   std::uint16_t contributors = 1;                 ///< How many ranks are summed in the payload (scaled float16).
-  std::uint64_t count = 0;                        ///< Elements of the whole collective.
+  std::uint64_t count = 0;  ///< Elements of the whole collective, below 2^48; above them the topology's tag.
 
+  /// Elements of the whole collective.
+  constexpr std::uint64_t elements() const noexcept { return count & ((std::uint64_t{1} << 48) - 1); }
+  /// The same call, on a topology of this name: ranks that use different ones don't match.
+  constexpr header on(std::string_view name) const noexcept {
+    header h = *this;
+    h.count |= static_cast<std::uint64_t>(detail::topology_tag(name)) << 48;
+    return h;
+  }
   /// Whether the peer is in the same call.
   constexpr bool matches(const header& o) const noexcept {
     return kind == o.kind && type == o.type && reduction == o.reduction && round == o.round && sequence == o.sequence &&
@@ -52,8 +87,10 @@ static_assert(sizeof(header) == 16);
 
 namespace detail {
 inline std::string describe(const header& h, const std::string& message = {}) {
-  return std::string(name_of(h.kind)) + "(count " + std::to_string(h.count) + ", " + name_of(h.type) + ", reduction " +
-         std::to_string(h.reduction) + ", call " + std::to_string(h.sequence) + message + ")";
+  const auto tag = static_cast<std::uint16_t>(h.count >> 48);
+  return std::string(name_of(h.kind)) + "(count " + std::to_string(h.elements()) + ", " + name_of(h.type) +
+         (tag ? ", " + topology_text(tag) : std::string()) + ", reduction " + std::to_string(h.reduction) + ", call " +
+         std::to_string(h.sequence) + message + ")";
 }
 inline std::string describe(const header& h, std::size_t bytes) {
   return describe(h, ", round " + std::to_string(h.round) + ", message of " + std::to_string(bytes) + " bytes");

@@ -31,7 +31,7 @@ class traced : public detail::wrapper<Comm> {
   /// Forwards and records. An exchange that throws is recorded, too.
   template <class Apply>
   void exchange(header h, std::span<const outgoing> out, std::span<const incoming> in, Apply&& apply) {
-    std::string more = "\"call\":" + std::to_string(h.sequence) + ",\"count\":" + std::to_string(h.count) +
+    std::string more = "\"call\":" + std::to_string(h.sequence) + ",\"count\":" + std::to_string(h.elements()) +
                        ",\"type\":\"" + name_of(h.type) + "\",\"to\":" + messages(out) + ",\"from\":" + messages(in);
     const span_of_time s{*this, std::string(name_of(h.kind)) + " round " + std::to_string(h.round), std::move(more)};
     inner_.exchange(h, out, in, std::forward<Apply>(apply));
