@@ -1,0 +1,133 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/comm/links.hpp>
+#include <heddle/core/reduction.hpp>
+
+#include <algorithm>
+#include <cstring>
+
+namespace heddle {
+inline namespace v0 {
+
+namespace detail {
+// Measures with one communicator; every rank makes the same calls. The times are rank 0's.
+template <class Clock, class Comm, class Byte = std::byte> class stopwatch {
+ public:
+  static constexpr std::size_t large = std::size_t{1} << 20;
+
+  explicit stopwatch(Comm& comm) : comm_(comm), from_(2 * large), to_(2 * large) {
+    head_.sequence = comm.next_sequence();
+  }
+
+  // Median seconds of a round in which this rank exchanges `bytes` with each of the peers.
+  double exchange(const std::vector<int>& peers, std::size_t bytes, int times) {
+    ++head_.count;  // both sides count alike
+    if (peers.empty()) return 0.0;
+    std::vector<outgoing> out;
+    std::vector<incoming> in;
+    for (std::size_t i = 0; i < peers.size(); ++i) {
+      out.push_back({peers[i], from_.data() + i * large, bytes, 1});
+      in.push_back({peers[i], to_.data() + i * large, bytes});
+    }
+    return median(times, [&](int i) {
+      header h = head_;
+      h.round = static_cast<std::uint8_t>(i);
+      comm_.exchange(h, std::span<const outgoing>(out.data(), out.size()),
+                     std::span<const incoming>(in.data(), in.size()), [](std::span<const arrival>) {});
+    });
+  }
+
+  // Median seconds of reducing `large` bytes into a buffer.
+  double reduce() {
+    const leaf l = leaf_of<float>(sum{});
+    const operand both[] = {{from_.data(), 0}, {to_.data(), 0}};
+    return median(5, [&](int) { l.reduce(l.context, both, 2, to_.data(), large / l.bytes, 0, 1.0); });
+  }
+
+  // Rank 0's value on every rank.
+  template <class Value> void share(Value& v) {
+    ++head_.count;
+    std::vector<outgoing> out;
+    std::vector<incoming> in;
+    for (int r = 1; r < comm_.size() && comm_.rank() == 0; ++r) out.push_back({r, &v, sizeof v, 1});
+    if (comm_.rank()) in.push_back({0, &v, sizeof v});
+    comm_.exchange(head_, std::span<const outgoing>(out.data(), out.size()),
+                   std::span<const incoming>(in.data(), in.size()), [](std::span<const arrival>) {});
+  }
+
+ private:
+  template <class Function> static double median(int times, Function&& f) {
+    std::vector<double> seconds;
+    for (int i = 0; i < times + 2; ++i) {
+      const auto start = Clock::now();
+      f(i);
+      const double s = std::chrono::duration<double>(Clock::now() - start).count();
+      if (i > 1) seconds.push_back(s);  // the first two warm up
+    }
+    std::nth_element(seconds.begin(), seconds.begin() + times / 2, seconds.end());
+    return seconds[static_cast<std::size_t>(times) / 2];
+  }
+
+  Comm& comm_;
+  header head_{};
+  std::vector<Byte> from_, to_;
+};
+}  // namespace detail
+
+/// @brief Measures what messages and reductions cost on a communicator, in a second or so.
+///
+/// Pairs of ranks exchange 8 bytes and 1 MiB, all pairs at the same time, one pair alone, and one rank with two others:
+/// that gives latency and bandwidth, and who shares the latter. Medians of rank 0, which every rank gets. Collective.
+/// @param comm Communicator. @param node Ranks of one machine, consecutive ones; 0: all are on one.
+/// @tparam Clock What measures; for example the clock of a simulator.
+/// Throws: argument_error if `node` is negative; comm_error.
+template <class Clock = std::chrono::steady_clock, communicator Comm> links calibrate(Comm& comm, int node = 0) {
+  links l{.node = node};
+  l.check();
+  const int rank = comm.rank(), size = comm.size();
+  using watch_type = detail::stopwatch<Clock, Comm>;
+  watch_type watch(comm);
+  const auto seconds_per_byte = [](double s) { return s / static_cast<double>(watch_type::large); };
+  const int group = node > 0 && node < size ? node : size;
+  // Rank i of one side pairs with its counterpart; rank 0 is always in the first pair.
+  const auto measure = [&](link_class& c, int partner, int first, int second, int concurrent) {
+    using list = std::vector<int>;
+    const auto only = [&](bool take_part, list peers) { return take_part ? std::move(peers) : list{}; };
+    const list all = only(partner >= 0 && partner < size, {partner});
+    c.cost.alpha = watch.exchange(all, 8, 31);
+    const double together = watch.exchange(all, watch.large, 7);
+    const double alone = watch.exchange(only(rank == 0 || rank == first, {rank == 0 ? first : 0}), watch.large, 7);
+    double twice = alone;
+    if (second < size) {
+      const list star = rank == 0 ? list{first, second} : only(rank == first || rank == second, {0});
+      twice = watch.exchange(star, watch.large, 7);
+    }
+    if (concurrent > 1 && together > 1.5 * alone) {  // neither one flow nor the rank is the limit
+      c.shared = sharing::node;
+      c.cost.beta = seconds_per_byte((std::max)(0.0, together - c.cost.alpha) / concurrent);
+    } else {
+      c.shared = second < size && twice < 1.5 * alone ? sharing::pair : sharing::rank;
+      c.cost.beta = seconds_per_byte((std::max)(0.0, together - c.cost.alpha));
+    }
+  };
+  if (group > 1) {
+    const int local = rank % group, base = rank - local, end = (std::min)(base + group, size);
+    const int partner = base + (local ^ 1);
+    measure(l.intra, partner < end ? partner : -1, 1, group > 2 ? 2 : size, group / 2 * 2);
+  }
+  if (group < size) {
+    const int other = (rank / group ^ 1) * group + rank % group, second = 2 * group < size ? 2 * group : size;
+    measure(l.inter, other, group, second, (std::min)(group, size - group));
+  } else {
+    l.inter = l.intra;
+  }
+  if (group == 1) l.intra = l.inter;
+  l.gamma = seconds_per_byte(watch.reduce());
+  if (size > 1) watch.share(l);
+  return l;
+}
+
+}  // namespace v0
+}  // namespace heddle

@@ -1,0 +1,150 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/comm/throttled.hpp>
+
+#include <charconv>
+#include <cstdio>
+#include <limits>
+#include <string_view>
+
+namespace heddle {
+inline namespace v0 {
+
+/// @brief Who divides the bandwidth of a link among the messages of one time.
+enum class sharing {
+  pair,  ///< Nobody: each pair of ranks has its own link, in each direction.
+  rank,  ///< Each rank sends, and receives, through one port.
+  node   ///< The ranks of a machine send, and receive, through one port.
+};
+
+/// @brief What messages between two ranks of one kind cost.
+struct link_class {
+  link_cost cost{};                ///< Seconds per message and per byte.
+  sharing shared = sharing::rank;  ///< Who divides the bandwidth.
+
+  /// Equality.
+  constexpr bool operator==(const link_class& o) const {
+    return cost.alpha == o.cost.alpha && cost.beta == o.cost.beta && shared == o.shared;
+  }
+};
+
+/// @brief What communication and reduction cost on a cluster: a value that a model of it reads.
+///
+/// Measure it with `calibrate`, write down what you know, or load what was saved. Ranks that choose by it must hold the
+/// same value, as those that `calibrate` returns.
+struct links {
+  link_class intra{};  ///< Between ranks of one machine.
+  link_class inter{};  ///< Between machines.
+  double gamma = 0.0;  ///< Seconds per byte that a rank reduces into its buffer, 0 or above.
+  int node = 0;        ///< Ranks of one machine, consecutive ones; 0: all are on one.
+
+  /// Equality.
+  constexpr bool operator==(const links&) const = default;
+
+  /// The machine of a rank.
+  constexpr int node_of(int rank) const noexcept { return node > 0 ? rank / node : 0; }
+  /// The kind of link between two ranks.
+  constexpr const link_class& between(int a, int b) const noexcept { return node_of(a) == node_of(b) ? intra : inter; }
+
+  /// Throws argument_error if a cost is negative or not a number, or `node` is negative.
+  void check() const {
+    for (const double x : {intra.cost.alpha, intra.cost.beta, inter.cost.alpha, inter.cost.beta, gamma}) {
+      if (!(x >= 0.0 && x < std::numeric_limits<double>::infinity())) {
+        throw argument_error("heddle::links: a cost of " + std::to_string(x) + " s, allowed is 0 or above");
+      }
+    }
+    if (node < 0) throw argument_error("heddle::links: node is " + std::to_string(node) + ", allowed is 0 or more");
+  }
+
+  /// @brief The table as text: for each kind of link alpha, beta and who shares it; then gamma and node.
+  /// Numbers read back as the same bits.
+  std::string text() const {
+    std::string out = "heddle-links 1\n";
+    const auto number = [&out](auto x) {
+      char digits[32];
+      out.append(1, ' ').append(digits, std::to_chars(digits, digits + sizeof digits, x).ptr);
+    };
+    for (const bool outside : {false, true}) {
+      const link_class& c = outside ? inter : intra;
+      out += outside ? "inter" : "intra";
+      number(c.cost.alpha);
+      number(c.cost.beta);
+      out.append(1, ' ').append(names[static_cast<std::size_t>(c.shared)]) += '\n';
+    }
+    number((out += "gamma", gamma));
+    number((out += "\nnode", node));
+    return out += '\n';
+  }
+
+  /// @brief The table that `text` wrote.
+  /// Throws: file_error on anything else.
+  static links parse(std::string_view table) {
+    const auto word = [&table] {
+      table.remove_prefix((std::min)(table.find_first_not_of(" \n"), table.size()));
+      const std::string_view w = table.substr(0, table.find_first_of(" \n"));
+      table.remove_prefix(w.size());
+      return w;
+    };
+    const auto refuse = [](std::string_view found, const std::string& wanted) {
+      throw file_error("heddle::links: '" + std::string(found) + "' in the table instead of " + wanted);
+    };
+    const auto expect = [&](std::string_view what) {
+      if (const std::string_view w = word(); w != what) refuse(w, std::string(what));
+    };
+    const auto number = [&](auto& x) {
+      const std::string_view w = word();
+      const auto end = std::from_chars(w.data(), w.data() + w.size(), x);
+      if (end.ec != std::errc{} || end.ptr != w.data() + w.size()) refuse(w, "a number");
+    };
+    links l;
+    expect("heddle-links");
+    expect("1");
+    for (const bool outside : {false, true}) {
+      link_class& c = outside ? l.inter : l.intra;
+      expect(outside ? "inter" : "intra");
+      number(c.cost.alpha);
+      number(c.cost.beta);
+      const std::string_view who = word();
+      std::size_t k = 0;
+      while (k < 3 && who != names[k]) ++k;
+      if (k == 3) refuse(who, "pair, rank or node");
+      c.shared = static_cast<sharing>(k);
+    }
+    expect("gamma");
+    number(l.gamma);
+    expect("node");
+    number(l.node);
+    expect("");
+    try {
+      l.check();
+    } catch (const argument_error& e) {
+      throw file_error(std::string(e.what()) + ", in the table");
+    }
+    return l;
+  }
+
+  /// Writes the table to a file. Throws file_error.
+  void save(const std::string& path) const {
+    const std::string all = text();
+    std::FILE* const f = std::fopen(path.c_str(), "w");
+    const bool written = f && std::fwrite(all.data(), 1, all.size(), f) == all.size();
+    if ((f && std::fclose(f) != 0) || !written) throw file_error("heddle::links: can't write " + path);
+  }
+  /// Reads a table from a file. Throws file_error.
+  static links load(const std::string& path) {
+    std::FILE* const f = std::fopen(path.c_str(), "r");
+    if (!f) throw file_error("heddle::links: can't read " + path);
+    char some[1024];
+    const std::size_t n = std::fread(some, 1, sizeof some, f);
+    std::fclose(f);
+    return parse({some, n});
+  }
+
+ private:
+  static constexpr std::string_view names[] = {"pair", "rank", "node"};
+};
+
+}  // namespace v0
+}  // namespace heddle

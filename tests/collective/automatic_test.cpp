@@ -1,0 +1,204 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#include <heddle/collective/automatic.hpp>
+#include <heddle/collective/gather.hpp>
+#include <heddle/collective/verify.hpp>
+#include <heddle/comm/calibrate.hpp>
+#include <heddle/comm/self.hpp>
+#include <heddle/comm/threads.hpp>
+
+#include "../support/catch.hpp"
+#include "../support/rank_check.hpp"
+
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <limits>
+#include <stdexcept>
+
+namespace hd = heddle;
+
+namespace {
+
+hd::links cluster(double intra_alpha, double intra_beta, double inter_alpha, double inter_beta, int node,
+                  hd::sharing shared = hd::sharing::node, double gamma = 0.0) {
+  return {{{intra_alpha, intra_beta}, hd::sharing::rank}, {{inter_alpha, inter_beta}, shared}, gamma, node};
+}
+
+void near(double a, double b) {
+  CAPTURE(a, b);
+  CHECK(std::abs(a - b) <= 1e-9 * std::abs(b));
+}
+
+}  // namespace
+
+TEST_CASE("prices are the formulas of the literature") {
+  const double alpha = 3e-6, beta = 2e-10, gamma = 1e-10;
+  hd::links flat{{{alpha, beta}, hd::sharing::rank}, {}, gamma, 0};
+  for (const int p : {1, 2, 4, 8, 16}) {
+    const double q = p, n = 4.0 * 1600 * p;
+    const auto bytes = static_cast<std::size_t>(n);
+    const double lg = std::log2(q), wire = 2 * n * (q - 1) / q, work = n * (q - 1) / q;
+    CAPTURE(p);
+    near(hd::price(hd::ring{}, p, bytes, flat), 2 * (q - 1) * alpha + wire * beta + work * gamma);
+    near(hd::price(hd::halving_doubling{}, p, bytes, flat), 2 * lg * alpha + wire * beta + work * gamma);
+    near(hd::price(hd::recursive_doubling{}, p, bytes, flat), lg * (alpha + n * beta + n * gamma));
+    near(hd::price(hd::direct{}, p, bytes, flat), 2 * (q - 1) * alpha + wire * beta + work * gamma);
+    hd::links apart = flat;
+    apart.intra.shared = hd::sharing::pair;  // all at once
+    near(hd::price(hd::direct{}, p, bytes, apart), p == 1 ? 0 : 2 * (alpha + n / q * beta) + work * gamma);
+  }
+  // Two nodes of four: rings inside, then 4 columns that share the port of their node.
+  const double a1 = 1e-6, b1 = 1e-11, a2 = 2e-5, b2 = 1e-9, n = 4.0 * 8000;
+  const hd::links two = cluster(a1, b1, a2, b2, 4);
+  near(hd::price(hd::hierarchical<>{.group = 4}, 8, 32000, two),
+       2 * (3 * a1 + 3 * n / 4 * b1) + 2 * (a2 + 4 * n / 8 * b2));
+  // A leader alone has the port for itself: the same bytes cross in the same time.
+  near(hd::price(hd::leaders<>{.group = 4}, 8, 32000, two),
+       2 * (2 + 1) * (a1 + n * b1) + 2 * (a2 + n / 2 * b2));  // rank 2 serves two, rank 0 one
+  hd::links wide = two;
+  wide.inter.shared = hd::sharing::rank;
+  near(hd::price(hd::hierarchical<>{.group = 4}, 8, 32000, wide),
+       2 * (3 * a1 + 3 * n / 4 * b1) + 2 * (a2 + n / 8 * b2));
+}
+
+TEST_CASE("pipelining hides one kind of link behind the other") {
+  // Without latencies, and with phases of equal cost, many chunks take half the time.
+  const hd::links even = cluster(0, 1e-9, 0, 4e-9 / 3, 4, hd::sharing::rank);
+  const hd::hierarchical<> two{.group = 4};
+  const std::size_t bytes = std::size_t{1} << 22;
+  const double whole = hd::price(two, 16, bytes, even);
+  double before = whole;
+  for (const int chunks : {4, 16, 64}) {
+    const double s = hd::price(hd::pipelined{two, chunks}, 16, bytes, even);
+    CAPTURE(chunks, s, whole);
+    CHECK(s < before);
+    before = s;
+  }
+  const double inside = 2 * 0.75 * static_cast<double>(bytes) * 1e-9, across = whole - inside;
+  CHECK(before >= 0.999 * std::max(inside, across));
+  CHECK(before <= 1.25 * std::max(inside, across));
+}
+
+TEST_CASE("every candidate of automatic is proven, and none is better than its choice") {
+  for (const int size : {1, 2, 3, 5, 8, 12, 16, 23}) {
+    for (const int node : {0, 1, 3, 4, 8}) {
+      const hd::automatic t{cluster(1e-6, 1e-10, 1e-5, 1e-9, node, hd::sharing::node, 1e-10)};
+      for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{1025}, std::size_t{500000}}) {
+        CAPTURE(size, node, count);
+        const auto all = t.explain(size, 4 * count);
+        for (const hd::choice& c : all) {
+          INFO(c.name());
+          CHECK(hd::verify(c, size, count));
+          CHECK(c.seconds >= all.front().seconds);
+          CHECK(c.seconds == hd::price(c, size, 4 * count, t.costs));
+        }
+        CHECK(hd::verify(t, size, count));
+        CHECK(hd::table(all).find(all.front().name()) != std::string::npos);
+      }
+    }
+  }
+}
+
+TEST_CASE("the choice follows the links") {
+  using shape = hd::choice::shape;
+  const hd::links lan{{{1e-5, 1e-9}, hd::sharing::rank}, {}, 1e-10, 0};
+  CHECK(hd::automatic{lan}.choose(8, 8).which == shape::recursive_doubling);  // latency only
+  const auto large = hd::automatic{lan}.explain(8, std::size_t{1} << 28);
+  near(large.front().seconds, hd::price(hd::halving_doubling{}, 8, std::size_t{1} << 28, lan));
+  const hd::links switched{{{1e-5, 1e-9}, hd::sharing::pair}, {}, 0, 0};
+  CHECK(hd::automatic{switched}.choose(8, std::size_t{1} << 24).which == shape::direct);  // all links at once
+  // Slow links between machines: whatever is chosen is a hierarchy, and far better than a flat ring.
+  const hd::links slow = cluster(1e-6, 1.2e-10, 2e-5, 1e-9, 8, hd::sharing::rank);
+  const hd::choice c = hd::automatic{slow}.choose(64, 25u << 20);
+  INFO(c.name());
+  CHECK(c.which >= shape::rings_across_rings);
+  CHECK(c.chunks > 1);
+  CHECK(c.seconds < 0.75 * hd::price(hd::hierarchical<>{.group = 8}, 64, 25u << 20, slow));
+}
+
+TEST_CASE("links are a table that reads back as the same value") {
+  const hd::links l = cluster(1.0 / 3, 2e-11, 1e-5, 1.0 / 7e9, 8, hd::sharing::pair, 0.1);
+  CHECK(hd::links::parse(l.text()) == l);
+  CHECK(hd::links::parse(hd::links{}.text()) == hd::links{});
+  const std::string path = (std::filesystem::temp_directory_path() / "heddle_links_test.txt").string();
+  l.save(path);
+  CHECK(hd::links::load(path) == l);
+  std::remove(path.c_str());
+  CHECK_THROWS_AS(hd::links::load(path), hd::file_error);
+  CHECK_THROWS_AS(l.save(path + "/no/such/folder"), hd::file_error);
+  const std::string good = l.text();
+  for (std::size_t n = 0; n + 1 < good.size(); n += 3) {
+    if (n + 3 < good.size()) CHECK_THROWS_AS(hd::links::parse(good.substr(0, n)), hd::file_error);
+  }
+  CHECK_THROWS_AS(hd::links::parse(good + "more"), hd::file_error);
+  hd::links bad = l;
+  bad.gamma = -1;
+  CHECK_THROWS_AS(hd::links::parse(bad.text()), hd::file_error);
+  CHECK_THROWS_AS(hd::price(hd::ring{}, 2, 8, bad), hd::argument_error);
+  bad.gamma = std::numeric_limits<double>::quiet_NaN();
+  CHECK_THROWS_AS(bad.check(), hd::argument_error);
+  CHECK_THROWS_AS(hd::price(hd::ring{}, 0, 8, l), hd::argument_error);
+  CHECK_THROWS_AS(hd::price(hd::ring{}, 2, 8, l, 0), hd::argument_error);
+}
+
+TEST_CASE("calibrate finds what throttled imposes, and all ranks get the same") {
+  const hd::link_cost imposed{.alpha = 4e-3, .beta = 4e-8};  // 42 ms for 1 MiB: far above what a loaded machine adds
+  std::vector<hd::links> found(3);
+  hd::threads::run(3, [&](auto& inner) {
+    hd::throttled comm(inner, imposed);
+    found[static_cast<std::size_t>(comm.rank())] = hd::calibrate(comm);
+  });
+  CHECK(found[1] == found[0]);
+  CHECK(found[2] == found[0]);
+  INFO(found[0].text());
+  CHECK(found[0].intra.shared == hd::sharing::pair);
+  CHECK(found[0].intra.cost.alpha >= imposed.alpha);
+  CHECK(found[0].intra.cost.alpha <= 3 * imposed.alpha);
+  CHECK(found[0].intra.cost.beta >= 0.8 * imposed.beta);
+  CHECK(found[0].intra.cost.beta <= 2 * imposed.beta);
+  CHECK(found[0].gamma > 0);
+  for (const int node : {1, 2, 3}) {
+    hd::threads::run(5, [&](auto& comm) {
+      const hd::links l = hd::calibrate(comm, node);
+      RANK_CHECK(l.node == node && l.inter.cost.alpha > 0 && l.intra.cost.alpha > 0);
+    });
+  }
+  hd::self alone;
+  CHECK(hd::calibrate(alone).gamma > 0);
+  CHECK_THROWS_AS(hd::calibrate(alone, -1), hd::argument_error);
+}
+
+TEST_CASE("the example of the documentation for automatic") {
+  // example-begin automatic
+  hd::threads::run(4, [](auto& comm) {
+    const hd::links costs = hd::calibrate(comm);                          // a second; every rank gets the same value
+    costs.save("links-of-rank-" + std::to_string(comm.rank()) + ".txt");  // later: links::load
+    const hd::automatic chosen{costs};
+    std::vector<float> gradient(1000, 1.0f);
+    hd::all_reduce(comm, chosen, std::span(gradient));                 // 4 on every rank
+    const std::string why = hd::table(chosen.explain(64, 25u << 20));  // 64 ranks, 25 MiB: candidates, cheapest first
+    if (gradient[0] != 4.0f || why.empty()) throw std::logic_error("it should be 4");
+  });
+  // example-end
+  for (int r = 0; r < 4; ++r) std::remove(("links-of-rank-" + std::to_string(r) + ".txt").c_str());
+}
+
+TEST_CASE("automatic reduces like any topology") {
+  hd::threads::run(6, [](auto& comm) {
+    const hd::automatic t{cluster(1e-6, 1e-10, 1e-5, 1e-9, 3)};
+    for (const std::size_t n : {0, 1, 17, 10007}) {
+      std::vector<float> data(n, 1.0f + static_cast<float>(comm.rank()));
+      hd::all_reduce(comm, t, std::span<float>(data), hd::mean{});
+      RANK_CHECK(data == std::vector<float>(n, 3.5f));
+    }
+  });
+  // Ranks that calibrated apart are told apart.
+  CHECK_THROWS_AS(hd::threads::run(2,
+                                   [](auto& comm) {
+                                     const hd::automatic t{cluster(1e-6, 1e-10, 1e-5, 1e-9, comm.rank())};
+                                     std::vector<float> data(8);
+                                     hd::all_reduce(comm, t, std::span<float>(data));
+                                   }),
+                  hd::comm_error);
+}
