@@ -4,6 +4,8 @@
 
 #include <heddle/collective/all_reduce.hpp>
 #include <heddle/collective/mixed_radix.hpp>
+#include <heddle/collective/point_to_point.hpp>
+#include <heddle/collective/tree.hpp>
 
 namespace heddle {
 inline namespace v0 {
@@ -81,7 +83,7 @@ void all_gather(Comm& comm, const Topology& t, std::span<Element> all, std::span
 }
 
 /// @brief Gathers equal blocks: `all` receives size() times mine.size() elements.
-/// Throws: argument_error if all.size() isn't that; comm_error.
+/// Throws: argument_error if all.size() isn't that, or `mine` overlaps `all` elsewhere than in its place; comm_error.
 template <communicator Comm, class Topology, class Element>
 void all_gather(Comm& comm, const Topology& t, std::span<const Element> mine, std::span<Element> all) {
   const std::vector<interval> blocks = detail::equal_blocks(comm.size(), mine.size());
@@ -89,7 +91,10 @@ void all_gather(Comm& comm, const Topology& t, std::span<const Element> mine, st
   detail::check_buffer("all_gather", mine.data(), mine.size());
   detail::check_buffer("all_gather", all.data(), all.size());
   Element* const place = all.data() + mine.size() * static_cast<std::size_t>(comm.rank());
-  if (!mine.empty() && place != mine.data()) std::memmove(place, mine.data(), mine.size_bytes());
+  if (place != mine.data()) {
+    detail::check_apart("all_gather", mine.data(), mine.size_bytes(), all.data(), all.size_bytes());
+    if (!mine.empty()) std::memcpy(place, mine.data(), mine.size_bytes());
+  }
   detail::gather_blocks(comm, t, all, blocks);
 }
 
@@ -116,6 +121,48 @@ std::span<Element> reduce_scatter(Comm& comm, const Topology& t, std::span<Eleme
   x.prepare(comm.rank(), s, l.bytes, s.halved() ? s.owned() : std::span(&own, 1));
   x.run_prepared(comm, s, 0, s.rounds(), h, bytes, &l, l.average ? 1.0 / comm.size() : 1.0);
   return data.subspan(own.begin, own.count);
+}
+
+/// @brief The same, out of place: `mine` receives this rank's block, `data` keeps its values.
+/// Throws: argument_error, too, if mine.size() isn't this rank's count or the buffers overlap.
+template <communicator Comm, class Topology, class Element, class Op = sum>
+void reduce_scatter(Comm& comm, const Topology& t, std::span<const Element> data, std::span<const std::size_t> counts,
+                    std::span<Element> mine, const Op& op = {}) {
+  const auto me = static_cast<std::size_t>(comm.rank());
+  if (me >= counts.size() || counts[me] != mine.size()) {
+    throw argument_error("heddle::reduce_scatter: an output of " + std::to_string(mine.size()) +
+                         " elements, allowed is this rank's count");
+  }
+  detail::check_buffer("reduce_scatter", data.data(), data.size());
+  detail::check_buffer("reduce_scatter", mine.data(), mine.size());
+  detail::check_apart("reduce_scatter", data.data(), data.size_bytes(), mine.data(), mine.size_bytes());
+  std::vector<Element> work(data.begin(), data.end());
+  const std::span<Element> own = reduce_scatter(comm, t, std::span<Element>(work), counts, op);
+  std::copy(own.begin(), own.end(), mine.begin());
+}
+
+/// @brief Reduces in place to one rank, up a binary tree; on the others `data` is scratch afterwards.
+/// Wire:   n elements sent per rank, ceil(log2 P) rounds and roundings.
+/// @param comm Communicator. @param data Elements, the same count on all ranks. @param root Who gets the result.
+/// @param op As for all_reduce.
+/// @return Whether a value left float16's range on this rank.
+/// Throws: argument_error if root isn't a rank; comm_error.
+template <communicator Comm, class Element, class Op = sum, class Operation = operation>
+bool reduce(Comm& comm, std::span<Element> data, int root = 0, const Op& op = {}) {
+  const int size = comm.size(), rank = comm.rank();
+  if (root < 0 || root >= size) {
+    throw argument_error("heddle::reduce: root " + std::to_string(root) + " of " + std::to_string(size) + " ranks");
+  }
+  detail::check_buffer("reduce", data.data(), data.size());
+  const leaf l = leaf_of<Element>(op);
+  const interval all{0, data.size()};
+  basic_schedule<Operation> s;
+  detail::tree_reduce(s, (rank - root + size) % size, size, all, [&](int node) { return (node + root) % size; });
+  basic_executor<Operation> x;
+  x.prepare(rank, s, l.bytes, std::span(&all, rank == root));
+  const header h{operation_kind::reduce, l.type, l.id, 0, comm.next_sequence(), 1, data.size()};
+  return x.run_prepared(comm, s, 0, s.rounds(), h, reinterpret_cast<std::byte*>(data.data()), &l,
+                        l.average ? 1.0 / size : 1.0);
 }
 
 /// @brief Copies root's elements to every rank, by a binomial tree.

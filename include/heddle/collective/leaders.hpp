@@ -18,14 +18,12 @@ inline namespace v0 {
 /// Error:   ceil(log2 group) roundings plus those of inter.
 /// Order:   any topology across.
 /// Throws:  argument_error if `group` is negative.
-template <class Inter = ring>
-struct leaders {
+template <class Inter = ring> struct leaders {
   Inter inter{};  ///< Among the leaders.
   int group = 0;  ///< Ranks per group; 0: the largest divisor of P up to its square root.
 
   /// Schedule of an all-reduce of `count` elements.
-  template <class Schedule = schedule>
-  constexpr Schedule all_reduce(int rank, int size, std::size_t count) const {
+  template <class Schedule = schedule> constexpr Schedule all_reduce(int rank, int size, std::size_t count) const {
     static_assert(has_all_reduce_schedule<Inter>,
                   "heddle::leaders: .inter must provide all_reduce(); see docs/collective.md");
     check_rank("leaders", rank, size);
@@ -44,8 +42,10 @@ struct leaders {
     const Schedule across = inter.all_reduce(rank / g, groups, count);
     const bool leads = rank == base;
     const auto pass = [&](std::size_t from, std::size_t to) {
-      if (leads) s.append(across, from, to, leader, 0);
-      else s.pad(s.rounds() + to - from);
+      if (leads)
+        s.append(across, from, to, leader, 0);
+      else
+        s.pad(s.rounds() + to - from);
     };
     pass(0, across.half());
     if (across.halved()) {

@@ -17,15 +17,13 @@ inline namespace v0 {
 /// Rounds:  the topology's plus (chunks - 1) skew.
 /// Error:   the topology's.
 /// Throws:  argument_error if `chunks` or `skew` is below 1.
-template <class Topology>
-struct pipelined {
+template <class Topology> struct pipelined {
   Topology topology{};  ///< What each chunk runs through.
   int chunks = 4;       ///< Number of chunks, 1 or more.
   int skew = 1;         ///< Rounds between the beginnings of two chunks, 1 or more.
 
   /// Schedule of an all-reduce of `count` elements.
-  template <class Schedule = schedule>
-  constexpr Schedule all_reduce(int rank, int size, std::size_t count) const {
+  template <class Schedule = schedule> constexpr Schedule all_reduce(int rank, int size, std::size_t count) const {
     static_assert(has_all_reduce_schedule<Topology>,
                   "heddle::pipelined: .topology must provide all_reduce(); see docs/collective.md");
     check_rank("pipelined", rank, size);

@@ -17,8 +17,7 @@ inline namespace v0 {
 /// Paper:   Thakur, Rabenseifner and Gropp 2005.
 struct recursive_doubling {
   /// Schedule of an all-reduce of `count` elements.
-  template <class Schedule = schedule>
-  constexpr Schedule all_reduce(int rank, int size, std::size_t count) const {
+  template <class Schedule = schedule> constexpr Schedule all_reduce(int rank, int size, std::size_t count) const {
     check_rank("recursive_doubling", rank, size);
     int power = 1;
     while (2 * power <= size) power *= 2;
@@ -28,8 +27,10 @@ struct recursive_doubling {
     const int mine = paired ? rank / 2 : rank - extra;
     Schedule s;
     if (extra) {
-      if (guest) s.add(action::send, rank - 1, all);
-      else if (paired) s.add(action::reduce, rank + 1, all);
+      if (guest)
+        s.add(action::send, rank - 1, all);
+      else if (paired)
+        s.add(action::reduce, rank + 1, all);
       s.next();
     }
     for (int bit = 1; bit < power; bit *= 2) {
@@ -41,8 +42,10 @@ struct recursive_doubling {
       s.next();
     }
     if (extra) {
-      if (guest) s.add(action::copy, rank - 1, all);
-      else if (paired) s.add(action::send, rank + 1, all);
+      if (guest)
+        s.add(action::copy, rank - 1, all);
+      else if (paired)
+        s.add(action::send, rank + 1, all);
       s.next();
     }
     return s;

@@ -55,8 +55,8 @@ struct operation {
 /// The rounds before `half()` are the reduce-scatter half: after them each element is final on one owner, `owned()`
 /// says which are this rank's. A schedule without halves has half() == rounds().
 ///
-/// A rank that completes an element, by a reduce, receives that element no more. So the last receive of an element tells
-/// whether it was completed here, and a mean divides right there, whatever the topology.
+/// A rank that completes an element, by a reduce, receives that element no more. So the last receive of an element
+/// tells whether it was completed here, and a mean divides right there, whatever the topology.
 /// @tparam Operation heddle::operation; use the name `schedule`.
 template <class Operation>
 class basic_schedule {

@@ -69,8 +69,7 @@ constexpr void tree_broadcast(Schedule& s, int node, int size, interval all, Ran
 /// Order:   every subtree is a run of ranks, so an operation that is associative but not commutative may be used.
 struct tree {
   /// Schedule of an all-reduce of `count` elements.
-  template <class Schedule = schedule>
-  constexpr Schedule all_reduce(int rank, int size, std::size_t count) const {
+  template <class Schedule = schedule> constexpr Schedule all_reduce(int rank, int size, std::size_t count) const {
     check_rank("tree", rank, size);
     const auto same = [](int node) { return node; };
     Schedule s;
@@ -92,8 +91,7 @@ struct tree {
 /// Paper:   Sanders, Speck and Traff 2009.
 struct double_tree {
   /// Schedule of an all-reduce of `count` elements.
-  template <class Schedule = schedule>
-  constexpr Schedule all_reduce(int rank, int size, std::size_t count) const {
+  template <class Schedule = schedule> constexpr Schedule all_reduce(int rank, int size, std::size_t count) const {
     check_rank("double_tree", rank, size);
     // Mirrored where P is even, else shifted by one: odd and even change places.
     const auto swapped = [size](int x) { return size % 2 ? (x + 1) % size : size - 1 - x; };

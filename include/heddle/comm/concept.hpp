@@ -18,7 +18,17 @@ namespace heddle {
 inline namespace v0 {
 
 /// @brief What a message belongs to; travels in its header so that mismatched calls are reported, not guessed.
-enum class operation_kind : std::uint8_t { all_reduce, reduce_scatter, all_gather, broadcast, barrier, control };
+enum class operation_kind : std::uint8_t {
+  all_reduce,
+  reduce_scatter,
+  all_gather,
+  broadcast,
+  barrier,
+  control,
+  reduce,
+  all_to_all,
+  send
+};
 
 /// The name used in messages.
 constexpr const char* name_of(operation_kind k) noexcept {
@@ -29,6 +39,9 @@ constexpr const char* name_of(operation_kind k) noexcept {
     case operation_kind::broadcast: return "broadcast";
     case operation_kind::barrier: return "barrier";
     case operation_kind::control: return "control";
+    case operation_kind::reduce: return "reduce";
+    case operation_kind::all_to_all: return "all_to_all";
+    case operation_kind::send: return "send";
   }
   return "unknown";
 }

@@ -20,6 +20,8 @@ inline namespace v0 {
 struct sum {};
 /// @brief Elementwise sum divided once, by the number of ranks, in the wide accumulator. Integers round toward zero.
 struct mean {};
+/// @brief Elementwise product. Integers wrap around.
+struct product {};
 /// @brief Elementwise minimum; a NaN of any rank reaches every rank.
 struct min {};
 /// @brief Elementwise maximum; a NaN of any rank reaches every rank.
@@ -68,6 +70,7 @@ template <> inline constexpr std::uint8_t reduction_id<sum> = 1;
 template <> inline constexpr std::uint8_t reduction_id<mean> = 2;
 template <> inline constexpr std::uint8_t reduction_id<min> = 3;
 template <> inline constexpr std::uint8_t reduction_id<max> = 4;
+template <> inline constexpr std::uint8_t reduction_id<product> = 5;
 
 template <class Op, class A>
 constexpr A combine(const Op& op, A a, A b) {
@@ -76,6 +79,10 @@ constexpr A combine(const Op& op, A a, A b) {
     using bits = std::make_unsigned_t<A>;
     return static_cast<A>(static_cast<bits>(static_cast<bits>(a) + static_cast<bits>(b)));
   } else if constexpr (adds) return static_cast<A>(a + b);
+  else if constexpr (std::is_same_v<Op, product> && std::is_integral_v<A>) {
+    using bits = std::make_unsigned_t<A>;
+    return static_cast<A>(static_cast<bits>(static_cast<bits>(a) * static_cast<bits>(b)));
+  } else if constexpr (std::is_same_v<Op, product>) return static_cast<A>(a * b);
   else if constexpr (std::is_same_v<Op, min>) return (a < b || a != a) ? a : b;
   else if constexpr (std::is_same_v<Op, max>) return (a > b || a != a) ? a : b;
   else return op(a, b);
@@ -129,7 +136,8 @@ template <class Element, class Op>
     else return combine(*static_cast<const Op*>(context), x, y);
   };
   (void)factor;
-  // Two operands and nothing to scale, in one pass: the sum of two floats rounds the same from double as from float. A
+  // Two operands and nothing to scale, in one pass: the sum or product of two floats rounds the same from double as
+  // from float. A
   // user's operation has no wider type; one with members would be read anew for each element here.
   if constexpr (builtin ? std::is_same_v<Element, float> : std::is_empty_v<Op>) {
     if (inputs == 2 && (!builtin || factor == 1.0)) {
@@ -279,7 +287,7 @@ leaf::function best_reduce_loop() noexcept {
 #endif
 }  // namespace detail
 
-/// @brief The leaf of element type Element and operation Op: sum, mean, min, max, or a user's
+/// @brief The leaf of element type Element and operation Op: sum, mean, product, min, max, or a user's
 /// `Element operator()(Element, Element) const`.
 ///
 /// A user operation must be associative and commutative up to rounding and must not throw. `op` is borrowed.
@@ -288,8 +296,8 @@ leaf leaf_of(const Op& op) {
   static_assert(std::is_trivially_copyable_v<Element>, "heddle: an element type must be trivially copyable");
   constexpr bool builtin = detail::reduction_id<Op> != 255;
   static_assert(!builtin || dtype_of<Element> != dtype::other,
-                "heddle: sum, mean, min and max need a built-in element type; pass your own operation for your own "
-                "type");
+                "heddle: sum, mean, product, min and max need a built-in element type; pass your own operation for "
+                "your own type");
   return {dtype_of<Element>, detail::reduction_id<Op>, std::is_same_v<Op, mean>, sizeof(Element),
           detail::best_reduce_loop<Element, Op>(), builtin ? nullptr : &op};
 }

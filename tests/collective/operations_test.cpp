@@ -1,0 +1,244 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#include <heddle/collective/gather.hpp>
+#include <heddle/comm/self.hpp>
+#include <heddle/comm/threads.hpp>
+
+#include "../support/catch.hpp"
+#include "../support/rank_check.hpp"
+
+#include <array>
+#include <cmath>
+#include <numeric>
+#include <stdexcept>
+
+namespace hd = heddle;
+using namespace std::chrono_literals;
+
+namespace {
+std::vector<std::size_t> sizes(int ranks) {
+  const auto p = static_cast<std::size_t>(ranks);
+  return {0, 1, p - 1, p, p + 1, 17, 1025};
+}
+const std::array<int, 7> all_ranks{1, 2, 3, 4, 5, 7, 8};
+}  // namespace
+
+TEST_CASE("reduce gives every root the sum, the mean and the rest") {
+  for (const int p : all_ranks) {
+    hd::threads::run(p, [&](auto& comm) {
+      for (int root = 0; root < p; ++root) {
+        for (const std::size_t n : sizes(p)) {
+          std::vector<float> sum(n), mean(n);
+          std::vector<hd::float16> half(n, hd::float16(20000.0f));
+          for (std::size_t i = 0; i < n; ++i)
+            sum[i] = mean[i] = static_cast<float>(i) * (1.0f + static_cast<float>(comm.rank()));
+          hd::reduce(comm, std::span<float>(sum), root);
+          hd::reduce(comm, std::span<float>(mean), root, hd::mean{});
+          const bool left = hd::reduce(comm, std::span<hd::float16>(half), root, hd::mean{});
+          RANK_CHECK(!left);
+          if (comm.rank() != root) continue;
+          const double total = p * (p + 1) / 2.0;
+          for (std::size_t i = 0; i < n; ++i) {
+            const double exact = static_cast<double>(i) * total;
+            RANK_CHECK(sum[i] == exact);
+            RANK_CHECK(std::abs(mean[i] - exact / p) <= exact / p * 0x1p-24);
+            RANK_CHECK(std::abs(static_cast<float>(half[i]) - 20000.0) <= 20000.0 * 3 * 0x1p-11);
+          }
+        }
+      }
+    });
+  }
+  hd::self alone;
+  std::vector<float> data(3);
+  CHECK_THROWS_AS(hd::reduce(alone, std::span<float>(data), 1), hd::argument_error);
+  CHECK_THROWS_AS(hd::reduce(alone, std::span<float>(static_cast<float*>(nullptr), 3)), hd::argument_error);
+}
+
+TEST_CASE("products") {
+  for (const int p : all_ranks) {
+    hd::threads::run(p, [&](auto& comm) {
+      double exact = 1.0;
+      std::int64_t whole = 1;
+      for (int r = 0; r < p; ++r) exact *= 0.5 + r, whole *= 3 + r;
+      const auto mine = static_cast<float>(0.5 + comm.rank());
+      std::vector<float> ring(19, mine), direct(19, mine);
+      std::vector<double> wide(19, mine);
+      std::vector<hd::bfloat16> half(19, hd::bfloat16(mine));
+      std::vector<std::int64_t> integers(19, 3 + comm.rank());
+      std::vector<std::uint8_t> bytes(19, static_cast<std::uint8_t>(3 + comm.rank()));
+      hd::all_reduce(comm, hd::ring{}, std::span<float>(ring), hd::product{});
+      hd::all_reduce(comm, hd::direct{}, std::span<float>(direct), hd::product{});
+      hd::all_reduce(comm, hd::native{}, std::span<double>(wide), hd::product{});
+      hd::all_reduce(comm, hd::direct{}, std::span<hd::bfloat16>(half), hd::product{});
+      hd::all_reduce(comm, hd::ring{}, std::span<std::int64_t>(integers), hd::product{});
+      hd::all_reduce(comm, hd::ring{}, std::span<std::uint8_t>(bytes), hd::product{});
+      for (std::size_t i = 0; i < 19; ++i) {
+        RANK_CHECK(std::abs(ring[i] - exact) <= p * 0x1p-24 * exact);
+        RANK_CHECK(std::abs(direct[i] - exact) <= 1.01 * 0x1p-24 * exact);
+        RANK_CHECK(std::abs(wide[i] - exact) <= p * 0x1p-53 * exact);
+        RANK_CHECK(std::abs(static_cast<float>(half[i]) - exact) <= 1.01 * 0x1p-8 * exact);
+        RANK_CHECK(integers[i] == whole);
+        RANK_CHECK(bytes[i] == static_cast<std::uint8_t>(whole));  // wraps around
+      }
+      // From float16's range to infinity: said by whoever multiplied.
+      std::vector<hd::float16> large(p > 1 ? 4 : 0, hd::float16(30000.0f));
+      const bool left = hd::all_reduce(comm, hd::native{}, std::span<hd::float16>(large), hd::product{});
+      const std::vector<unsigned char> mine_left(1, left);
+      std::vector<unsigned char> all_left(static_cast<std::size_t>(p));
+      hd::all_gather(comm, hd::ring{}, std::span<const unsigned char>(mine_left), std::span<unsigned char>(all_left));
+      RANK_CHECK((std::accumulate(all_left.begin(), all_left.end(), 0) > 0) == (p > 1));
+      for (const hd::float16 x : large) RANK_CHECK(std::isinf(static_cast<float>(x)));
+    });
+  }
+}
+
+TEST_CASE("all_to_all with equal blocks and with any") {
+  for (const int p : all_ranks) {
+    hd::threads::run(p, [&](auto& comm) {
+      const auto size = static_cast<std::size_t>(p);
+      const int me = comm.rank();
+      for (const std::size_t n : {std::size_t{0}, std::size_t{1}, std::size_t{7}, std::size_t{300}}) {
+        std::vector<int> in(n * size), out(n * size, -1);
+        for (std::size_t i = 0; i < in.size(); ++i) in[i] = me * 100000 + static_cast<int>(i);
+        hd::all_to_all(comm, std::span<const int>(in), std::span<int>(out));
+        for (std::size_t i = 0; i < out.size(); ++i) {
+          const auto source = static_cast<int>(i / (n ? n : 1));
+          RANK_CHECK(out[i] == source * 100000 + me * static_cast<int>(n) + static_cast<int>(i % n));
+        }
+      }
+      // Rank a sends (3 a + 5 b) % 7 elements to rank b; the receivers learn the counts first.
+      const auto count = [](int a, int b) { return static_cast<std::size_t>((3 * a + 5 * b) % 7); };
+      std::vector<std::size_t> to(size), from(size);
+      for (int r = 0; r < p; ++r) to[static_cast<std::size_t>(r)] = count(me, r);
+      hd::all_to_all(comm, std::span<const std::size_t>(to), std::span<std::size_t>(from));
+      for (int r = 0; r < p; ++r) RANK_CHECK(from[static_cast<std::size_t>(r)] == count(r, me));
+      std::vector<double> in, out(std::accumulate(from.begin(), from.end(), std::size_t{0}), -1.0);
+      for (int r = 0; r < p; ++r) {
+        for (std::size_t k = 0; k < count(me, r); ++k) in.push_back(me * 1000.0 + r * 10.0 + static_cast<double>(k));
+      }
+      hd::all_to_all(comm, std::span<const double>(in), std::span<const std::size_t>(to), std::span<double>(out),
+                     std::span<const std::size_t>(from));
+      std::size_t at = 0;
+      for (int r = 0; r < p; ++r) {
+        for (std::size_t k = 0; k < count(r, me); ++k) {
+          RANK_CHECK(out[at++] == r * 1000.0 + me * 10.0 + static_cast<double>(k));
+        }
+      }
+    });
+  }
+  hd::self alone;
+  std::vector<int> data(8);
+  const std::span<int> all(data);
+  const std::vector<std::size_t> four{4}, three{3}, two{2, 2};
+  using counts = std::span<const std::size_t>;
+  const auto both = [&](std::span<int> in, const auto& a, std::span<int> out, const auto& b) {
+    hd::all_to_all(alone, std::span<const int>(in), counts(a), out, counts(b));
+  };
+  CHECK_THROWS_AS(both(all.first(4), four, all.subspan(3, 4), four), hd::argument_error);
+  CHECK_THROWS_AS(both(all.first(4), three, all.subspan(4), four), hd::argument_error);
+  CHECK_THROWS_AS(both(all.first(4), two, all.subspan(4), four), hd::argument_error);
+  CHECK_THROWS_AS(both(all.first(4), four, all.subspan(4, 3), three), hd::argument_error);
+  CHECK_THROWS_AS(both({static_cast<int*>(nullptr), 4}, four, all.subspan(4), four), hd::argument_error);
+  both(all.first(4), four, all.subspan(4), four);
+  hd::threads::run(3, [](auto& comm) {
+    std::vector<int> in(4), out(4);
+    RANK_CHECK_THROWS_AS(hd::all_to_all(comm, std::span<const int>(in), std::span<int>(out)), hd::argument_error);
+  });
+  // A rank that sends another number than expected: an error, not a wrong result.
+  CHECK_THROWS_AS(hd::threads::run(2,
+                                   [](auto& comm) {
+                                     const bool odd = comm.rank() == 1;
+                                     const std::vector<std::size_t> to(2, 2), from{2, 2}, other{3, 2};
+                                     std::vector<int> in(odd ? 5 : 4), out(4);
+                                     hd::all_to_all(comm, std::span<const int>(in), counts(odd ? other : to),
+                                                    std::span<int>(out), counts(from));
+                                   }),
+                  hd::comm_error);
+}
+
+TEST_CASE("send, receive and send_receive") {
+  for (const int p : {2, 3, 8}) {
+    hd::threads::run(p, [&](auto& comm) {
+      const int me = comm.rank(), next = (me + 1) % p, before = (me + p - 1) % p;
+      for (const std::size_t n : sizes(p)) {
+        // Down a line: each waits for the one before it, and other calls may follow between two ranks at any time.
+        std::vector<float> line(n, 0.0f);
+        if (me > 0) hd::receive(comm, std::span<float>(line), before, 7);
+        for (float& x : line) x += 1.0f;
+        if (me < p - 1) hd::send(comm, std::span<const float>(line), next, 7);
+        RANK_CHECK(line == std::vector<float>(n, static_cast<float>(me + 1)));
+        // Around a ring.
+        const std::vector<int> mine(n, me);
+        std::vector<int> theirs(n, -1);
+        hd::send_receive(comm, std::span<const int>(mine), next, std::span<int>(theirs), before);
+        RANK_CHECK(theirs == std::vector<int>(n, before));
+        // Between, a collective: its number isn't touched by messages that only some ranks exchange.
+        if (me == 0) hd::send(comm, std::span<const int>(mine), 1);
+        if (me == 1) hd::receive(comm, std::span<int>(theirs), 0);
+        hd::barrier(comm);
+      }
+    });
+  }
+  const auto refused = [](auto first, auto second) {
+    CHECK_THROWS_AS(hd::threads::run({.ranks = 2, .deadline = 20s},
+                                     [&](auto& comm) {
+                                       std::vector<float> data(5);
+                                       const std::span<float> all(data);
+                                       if (comm.rank() == 0)
+                                         first(comm, all);
+                                       else
+                                         second(comm, all);
+                                     }),
+                    hd::comm_error);
+  };
+  const auto gives = [](auto& comm, auto all) { hd::send(comm, all, 1); };
+  refused(gives, [](auto& comm, auto all) { hd::receive(comm, all.first(4), 0); });
+  refused(gives, [](auto& comm, auto all) { hd::receive(comm, all, 0, 1); });
+  refused(gives, [](auto& comm, auto all) { hd::broadcast(comm, all); });
+  refused(gives, [](auto& comm, auto) {
+    std::vector<int> integers(5);
+    hd::receive(comm, std::span<int>(integers), 0);
+  });
+  hd::self alone;
+  std::vector<float> data(5);
+  const std::span<float> all(data);
+  CHECK_THROWS_AS(hd::send(alone, all, 1), hd::argument_error);
+  CHECK_THROWS_AS(hd::send(alone, std::span<float>(static_cast<float*>(nullptr), 2), 1), hd::argument_error);
+  CHECK_THROWS_AS(hd::send_receive(alone, std::span<const float>(all.first(3)), 1, all.subspan(3), 1),
+                  hd::argument_error);
+  CHECK_THROWS_AS(hd::send_receive(alone, std::span<const float>(all.first(3)), 1, all.subspan(2), 1),
+                  hd::argument_error);
+}
+
+TEST_CASE("out of place, and buffers that overlap are refused") {
+  for (const int p : all_ranks) {
+    hd::threads::run(p, [&](auto& comm) {
+      const auto me = static_cast<std::size_t>(comm.rank());
+      std::vector<std::size_t> counts(static_cast<std::size_t>(p));
+      for (std::size_t r = 0; r < counts.size(); ++r) counts[r] = r * 3 % 4;
+      const std::size_t n = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+      std::vector<float> in(n), mine(counts[me]);
+      std::iota(in.begin(), in.end(), 1.0f);
+      const std::vector<float> before = in;
+      hd::reduce_scatter(comm, hd::ring{}, std::span<const float>(in), std::span<const std::size_t>(counts),
+                         std::span<float>(mine), hd::mean{});
+      RANK_CHECK(in == before);
+      const std::size_t at = std::accumulate(counts.begin(), counts.begin() + comm.rank(), std::size_t{0});
+      for (std::size_t i = 0; i < mine.size(); ++i)
+        RANK_CHECK(std::abs(mine[i] - before[at + i]) <= before[at + i] * p * 0x1p-24f);
+    });
+  }
+  hd::self alone;
+  std::vector<float> data(6);
+  const std::span<float> all(data);
+  const std::vector<std::size_t> three{3};
+  const auto scatter = [&](std::span<const float> in, std::span<float> out) {
+    hd::reduce_scatter(alone, hd::ring{}, in, std::span<const std::size_t>(three), out);
+  };
+  CHECK_THROWS_AS(scatter(all.first(3), all.subspan(2, 3)), hd::argument_error);
+  CHECK_THROWS_AS(scatter(all.first(3), all.subspan(3, 2)), hd::argument_error);
+  scatter(all.first(3), all.subspan(3));
+  CHECK_THROWS_AS(hd::all_gather(alone, hd::ring{}, std::span<const float>(all.subspan(1, 3)), all.first(3)),
+                  hd::argument_error);
+  hd::all_gather(alone, hd::ring{}, std::span<const float>(all.first(3)), all.first(3));  // in its place
+}
