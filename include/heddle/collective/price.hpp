@@ -5,6 +5,8 @@
 #include <heddle/collective/schedule.hpp>
 #include <heddle/comm/links.hpp>
 
+#include <cmath>
+
 namespace heddle {
 inline namespace v0 {
 
@@ -118,6 +120,20 @@ double price(const Topology& t, int size, std::size_t bytes, const links& l, std
   std::vector<decltype(t.all_reduce(0, size, count))> all;
   for (int r = 0; r < size; ++r) all.push_back(t.all_reduce(r, size, count));
   return detail::price_of(all, element_bytes, l);
+}
+
+/// @brief How many buckets of equal size expose the least where `bytes` are reduced while backward goes on: the last
+/// one can't hide, and each costs its latency, so sqrt(time for bytes / latency).
+/// @return Bytes of a bucket, at least 1, for `buckets{.first = b, .cap = b}`.
+/// Throws: as price.
+template <class Topology>
+std::size_t bucket_bytes(const Topology& t, int size, std::size_t bytes, const links& l,
+                         std::size_t element_bytes = 4) {
+  const double latency = price(t, size, element_bytes, l, element_bytes);
+  const double rest = price(t, size, bytes, l, element_bytes) - latency;
+  const double most = static_cast<double>((std::max<std::size_t>)(bytes, 1));
+  const double n = rest > 0.0 && latency > 0.0 ? std::sqrt(rest / latency) : rest > 0.0 ? most : 1.0;
+  return static_cast<std::size_t>(std::ceil(most / std::clamp(n, 1.0, most)));
 }
 
 }  // namespace v0
