@@ -6,9 +6,11 @@
 /// @brief Everything that needs no dependency: core, memory, communicators of one process, collectives, compressors,
 /// update rules, modes, recomputation and the trainer.
 
+#include <heddle/collective/automatic.hpp>
 #include <heddle/collective/gather.hpp>
 #include <heddle/collective/hierarchical.hpp>
 #include <heddle/collective/verify.hpp>
+#include <heddle/comm/calibrate.hpp>
 #include <heddle/comm/self.hpp>
 #include <heddle/comm/threads.hpp>
 #include <heddle/comm/throttled.hpp>

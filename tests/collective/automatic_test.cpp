@@ -6,6 +6,7 @@
 #include <heddle/comm/calibrate.hpp>
 #include <heddle/comm/self.hpp>
 #include <heddle/comm/threads.hpp>
+#include <heddle/comm/throttled.hpp>
 
 #include "../support/catch.hpp"
 #include "../support/rank_check.hpp"

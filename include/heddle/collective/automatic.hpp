@@ -7,6 +7,7 @@
 #include <heddle/collective/pipelined.hpp>
 #include <heddle/collective/price.hpp>
 #include <heddle/collective/recursive_doubling.hpp>
+#include <heddle/comm/concept.hpp>
 
 #include <cstdio>
 
@@ -63,7 +64,8 @@ struct choice {
     return visit([&](const auto& t) { return t.all_reduce(rank, size, count); });
   }
   /// The name of the topology.
-  std::string name() const {
+  template <class String = std::string>
+  String name() const {
     if (chunks > 1) return pipelined<choice>{{which, width}, chunks, skew}.name();
     return visit([](const auto& t) { return t.name(); });
   }
@@ -74,8 +76,8 @@ struct choice {
 /// No size is built in: crossovers follow from what links cost. Every rank computes the same choice from the same
 /// `costs`, which it has from `calibrate`, from a table, or from you.
 /// Wire, Rounds, Error: of the choice; `explain` says which. Where few roundings matter more than time, name `direct`.
-/// Cost:    the schedules of all ranks for some 20 candidates: keep an `all_reduce_plan`. 3 ms for 16 ranks; above some
-///          hundred ranks take one `choose` for all of them.
+/// Cost:    the schedules of all ranks for some 20 candidates and numbers of chunks: 30 ms for 16 ranks, half a second
+///          for 256. So keep an `all_reduce_plan`, or let one rank `choose` and hand its `choice` around.
 /// Throws:  argument_error if a cost is negative or an element has no bytes.
 struct automatic {
   links costs{};                  ///< The cluster.
@@ -123,12 +125,16 @@ struct automatic {
     return all;
   }
   /// The cheapest candidate.
-  choice choose(int size, std::size_t bytes) const { return explain(size, bytes).front(); }
+  template <class Choice = choice>
+  Choice choose(int size, std::size_t bytes) const {
+    return explain<Choice>(size, bytes).front();
+  }
 
   /// Schedule of an all-reduce of `count` elements.
-  schedule all_reduce(int rank, int size, std::size_t count) const {
+  template <class Schedule = schedule>
+  Schedule all_reduce(int rank, int size, std::size_t count) const {
     check_rank("automatic", rank, size);
-    return choose(size, count * element_bytes).all_reduce(rank, size, count);
+    return choose(size, count * element_bytes).template all_reduce<Schedule>(rank, size, count);
   }
   /// "automatic" and a tag of the costs, so that ranks with different ones are told apart.
   std::string name() const { return "automatic (" + std::to_string(detail::topology_tag(costs.text())) + ")"; }

@@ -379,6 +379,13 @@ class basic_executor {
 using executor = basic_executor<operation>;
 
 namespace detail {
+// What a header says of the topology; nothing for one without a name.
+template <class Topology>
+header on_topology(const header& h, const Topology& t) {
+  if constexpr (has_name<Topology>) return h.on(t.name());
+  else return h;
+}
+
 // Runs a schedule without reductions once, from its first round to its last.
 template <communicator Comm, class Operation = operation>
 void run_once(Comm& comm, const schedule& s, const header& h, void* buffer, std::size_t bytes) {

@@ -105,7 +105,7 @@ double price_of(const std::vector<Schedule>& all, std::size_t element_bytes, con
 /// the round and its ports have carried what they have to carry in it: alpha for each message that its sender sends or
 /// its receiver receives, then beta for each byte at the ports that share the bandwidth. Then gamma for each byte that
 /// is reduced. Ports send and receive at the same time; computation and messages of a round don't overlap.
-/// Cost:   O(operations of all ranks): 5 ms for a ring of 256.
+/// Cost:    O(operations of all ranks): some 10 ms for a ring of 256.
 /// @param t The topology. @param size Ranks, at least 1. @param bytes Of the buffer. @param l What links cost.
 /// @param element_bytes Bytes of an element, at least 1.
 /// Throws: argument_error for a size or element below 1, costs that aren't, and what the topology throws.

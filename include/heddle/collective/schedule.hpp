@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <heddle/comm/concept.hpp>
 #include <heddle/core/error.hpp>
 #include <heddle/core/slice.hpp>
 
@@ -109,11 +108,15 @@ class basic_schedule {
   template <class Peer>
   constexpr void append_merged(std::span<const basic_schedule> parts, bool take_part, Peer&& peer,
                                std::size_t skew = 0) {
-    std::size_t rounds = 0;
-    for (std::size_t j = 0; j < parts.size(); ++j) rounds = (std::max)(rounds, parts[j].rounds() + j * skew);
+    std::size_t rounds = 0, longest = 0;
+    for (std::size_t j = 0; j < parts.size(); ++j) {
+      rounds = (std::max)(rounds, parts[j].rounds() + j * skew);
+      longest = (std::max)(longest, parts[j].rounds());
+    }
     for (std::size_t r = 0; r < rounds; ++r) {
-      for (std::size_t j = 0; take_part && j < parts.size(); ++j) {
-        if (r < j * skew || r - j * skew >= parts[j].rounds()) continue;
+      const std::size_t first = skew && r >= longest ? (r - longest) / skew + 1 : 0;  // those before have ended
+      for (std::size_t j = first; take_part && j < parts.size() && j * skew <= r; ++j) {
+        if (r - j * skew >= parts[j].rounds()) continue;
         for (const Operation& o : parts[j].round(r - j * skew)) add(o.act, peer(static_cast<int>(o.peer)), o.range);
       }
       next();
@@ -210,15 +213,6 @@ concept has_name = requires(const Topology& t) {
   { t.name() } -> std::convertible_to<std::string>;
 };
 /// @}
-
-namespace detail {
-// What a header says of the topology; nothing for one without a name.
-template <class Topology>
-header on_topology(const header& h, const Topology& t) {
-  if constexpr (has_name<Topology>) return h.on(t.name());
-  else return h;
-}
-}  // namespace detail
 
 /// @brief A topology: a small aggregate whose member functions return schedules.
 ///

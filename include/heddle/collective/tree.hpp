@@ -85,7 +85,7 @@ struct tree {
 /// @brief Two binary trees, one for each half of the buffer, in which the leaves of one are inner nodes of the other.
 ///
 /// With `pipelined` every rank sends and receives all the time: full bandwidth at the rounds of a tree.
-/// Wire:    3 n / 2 elements sent per rank, at most, instead of a tree's 3 n.
+/// Wire:    2 n elements sent per rank, at most, instead of a tree's 3 n.
 /// Rounds:  2 ceil(log2 P).
 /// Error:   ceil(log2 P) roundings.
 /// Paper:   Sanders, Speck and Traff 2009.

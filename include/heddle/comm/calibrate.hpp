@@ -2,11 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <heddle/comm/concept.hpp>
 #include <heddle/comm/links.hpp>
 #include <heddle/core/reduction.hpp>
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 namespace heddle {
 inline namespace v0 {

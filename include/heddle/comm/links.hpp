@@ -2,15 +2,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <heddle/comm/throttled.hpp>
+#include <heddle/core/error.hpp>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <limits>
+#include <string>
 #include <string_view>
 
 namespace heddle {
 inline namespace v0 {
+
+/// @brief The cost of a link: a message of n bytes takes alpha + beta n seconds.
+struct link_cost {
+  double alpha = 0.0;  ///< Seconds per message, 0 or above.
+  double beta = 0.0;   ///< Seconds per byte, 0 or above.
+};
 
 /// @brief Who divides the bandwidth of a link among the messages of one time.
 enum class sharing {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <heddle/comm/detail/wrapper.hpp>
+#include <heddle/comm/links.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -13,12 +14,6 @@
 
 namespace heddle {
 inline namespace v0 {
-
-/// @brief The cost of a link: a message of n bytes takes alpha + beta n seconds.
-struct link_cost {
-  double alpha = 0.0;  ///< Seconds per message, 0 or above.
-  double beta = 0.0;   ///< Seconds per byte, 0 or above.
-};
 
 /// @brief Makes a communicator as slow as a network: a message is there when its link has carried it.
 ///
