@@ -160,7 +160,7 @@ bool reduce(Comm& comm, std::span<Element> data, int root = 0, const Op& op = {}
   detail::tree_reduce(s, (rank - root + size) % size, size, all, [&](int node) { return (node + root) % size; });
   basic_executor<Operation> x;
   x.prepare(rank, s, l.bytes, std::span(&all, rank == root));
-  const header h{operation_kind::reduce, l.type, l.id, 0, comm.next_sequence(), 1, data.size()};
+  const header h = begin_call(comm, {operation_kind::reduce, l.type, l.id, 0, 0, 1, data.size()});
   return x.run_prepared(comm, s, 0, s.rounds(), h, reinterpret_cast<std::byte*>(data.data()), &l,
                         l.average ? 1.0 / size : 1.0);
 }

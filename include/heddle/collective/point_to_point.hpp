@@ -109,8 +109,8 @@ void all_to_all(Comm& comm, std::span<const Element> in, std::span<const std::si
     if (in_counts[r]) to.push_back({static_cast<int>(r), in.data() + a, in_counts[r] * sizeof(Element), 1});
     if (out_counts[r]) from.push_back({static_cast<int>(r), out.data() + b, out_counts[r] * sizeof(Element)});
   }
-  comm.exchange({operation_kind::all_to_all, dtype_of<Element>, 0, 0, comm.next_sequence(), 1, 0}, detail::as_span(to),
-                detail::as_span(from), [](std::span<const arrival>) {});
+  const header h = begin_call(comm, {operation_kind::all_to_all, dtype_of<Element>, 0, 0, 0, 1, 0});
+  comm.exchange(h, detail::as_span(to), detail::as_span(from), [](std::span<const arrival>) {});
 }
 
 /// @brief The same with equal blocks.

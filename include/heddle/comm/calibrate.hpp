@@ -20,7 +20,7 @@ template <class Clock, class Comm, class Byte = std::byte> class stopwatch {
   static constexpr std::size_t large = std::size_t{1} << 20;
 
   explicit stopwatch(Comm& comm) : comm_(comm), from_(2 * large), to_(2 * large) {
-    head_.sequence = comm.next_sequence();
+    head_ = begin_call(comm, head_);
   }
 
   // Median seconds of a round in which this rank exchanges `bytes` with each of the peers.
