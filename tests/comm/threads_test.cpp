@@ -226,7 +226,7 @@ TEST_CASE("a wait that lasts is reported with operation and missing ranks") {
     while (comm.rank() % 2 && count < 2) std::this_thread::yield();
     hd::all_reduce(comm, hd::native{}, std::span<float>(data));
   });
-  const std::string expected = "all_reduce(count 10, f32, reduction 1, call 0) for more than 30 ms for rank 1, 3";
+  const std::string expected = "all_reduce(count 10, f32, native, reduction 1, call 0) for more than 30 ms for rank 1, 3";
   for (const int r : {0, 2}) CHECK(of_rank(r, expected) == 1);
   reports.clear();
   count = 0;

@@ -317,7 +317,7 @@ TEST_CASE("a fingerprint names both sides on every rank, also of ranks that send
             const std::string other = std::to_string(odd ? odd : 1);
             found.expect(has(text, "rank 0 is in ") && has(text, "rank " + other + " is in "), comm.rank(),
                          "doesn't name both sides", text);
-            found.expect(has(text, "all_reduce(count 40, f32, reduction 1, call 1)"), comm.rank(), "the call", text);
+            found.expect(has(text, "all_reduce(count 40, f32, ring, reduction 1, call 1)"), comm.rank(), "the call", text);
             throw;
           }
         });

@@ -137,8 +137,7 @@ template <class Element, class Op>
   };
   (void)factor;
   // Two operands and nothing to scale, in one pass: the sum or product of two floats rounds the same from double as
-  // from float. A
-  // user's operation has no wider type; one with members would be read anew for each element here.
+  // from float. A user's operation has no wider type; one with members would be read anew for each element here.
   if constexpr (builtin ? std::is_same_v<Element, float> : std::is_empty_v<Op>) {
     if (inputs == 2 && (!builtin || factor == 1.0)) {
       const Element *x = static_cast<const Element*>(in[0].data), *y = static_cast<const Element*>(in[1].data);
