@@ -369,6 +369,74 @@ TEST_CASE("ranks of a sub-communicator are numbered as MPI numbers them") {
   MPI_Comm_free(&half);
 }
 
+TEST_CASE("a communicator is split by color and key") {
+  const int p = world_size(), me = world_rank();
+  on_ranks([&](auto& comm) {
+    auto part = comm.split(me % 2, -me);  // odd and even, in descending order
+    const int members = (p + 1 - me % 2) / 2;
+    CHECK(part.size() == members);
+    CHECK(part.rank() == (members - 1) - me / 2);
+    std::vector<int> ranks(static_cast<std::size_t>(members));
+    hd::all_gather(part, hd::ring{}, std::span<const int>(&me, 1), std::span<int>(ranks));
+    for (int r = 0; r < members; ++r) CHECK(ranks[static_cast<std::size_t>(r)] == 2 * (members - 1 - r) + me % 2);
+    auto again = part.duplicate().split(0);
+    CHECK(again.size() == members);
+    hd::barrier(again);
+    hd::barrier(comm);
+  });
+  const ended e = outcome(p, settings(), [](auto& comm) { comm.split(comm.rank() == 0 ? -1 : 0); });
+  CHECK(has(e.text, "color is -1, allowed is 0 or above"));
+  CHECK(e.error.has_value() == (me > 0));
+}
+
+TEST_CASE("ranks know which of them share a machine") {
+  using hd::mpi::detail::numbered;
+  using hd::mpi::detail::per_node;
+  CHECK(numbered({0, 0, 2, 2, 0, 5}) == std::vector<int>{0, 0, 1, 1, 0, 2});
+  CHECK(per_node({0, 0, 1, 1, 2}) == 2);
+  CHECK(per_node({0, 0, 0}) == 3);
+  CHECK(per_node({0, 1, 2}) == 1);
+  CHECK(per_node({0, 1, 0, 1}) == 0);
+  CHECK(per_node({0, 1, 1}) == 0);
+  CHECK(per_node({0, 0, 1, 2, 2}) == 0);
+  on_ranks([](auto& comm) {  // which machine this is, MPI says in another way
+    std::vector<int> nodes;
+    std::vector<std::string> hosts;
+    for (int r = 0; r < comm.size(); ++r) {
+      std::string name = comm.rank() == r ? comm.host() : "";
+      name.resize(MPI_MAX_PROCESSOR_NAME);
+      hd::broadcast(comm, std::span<char>(name), r);
+      const auto at = std::find(hosts.begin(), hosts.end(), name);
+      nodes.push_back(static_cast<int>(at - hosts.begin()));
+      if (at == hosts.end()) hosts.push_back(name);
+      CHECK(comm.node_of(r) == nodes.back());
+    }
+    CHECK(comm.ranks_per_node() == per_node(nodes));
+  });
+}
+
+TEST_CASE("time may be the engine's") {
+  const int p = world_size();
+  hd::mpi::options o = settings();
+  o.time = hd::mpi::time_source::engine;
+  on_ranks(p, o, [&](auto& comm) {
+    if (p > 1) CHECK(shift(comm, 50000) == filled<int>(50000, (comm.rank() + p - 1) % p));
+    std::vector<float> data(100, 1.0f);
+    hd::all_reduce(comm, hd::native{}, std::span<float>(data));
+    CHECK(data[99] == static_cast<float>(p));
+  });
+  if (p == 1) return;
+  o.deadline = 200ms;
+  const ended e = outcome(p, o, [&](auto& comm) {
+    while (comm.rank() == p - 1) comm.exchange({}, {}, {}, [](std::span<const hd::arrival>) {});
+    std::vector<int> word(1);
+    const hd::incoming in{p - 1, word.data(), 4};
+    comm.exchange({.kind = hd::operation_kind::broadcast}, {}, std::span(&in, 1), [](std::span<const hd::arrival>) {});
+  });
+  CHECK(e.error);
+  CHECK(has(e.text, "within 200 ms"));
+}
+
 TEST_CASE("what isn't an intra-communicator is an argument error") {
   CHECK_THROWS_AS(hd::mpi::communicator(MPI_COMM_NULL, settings()), hd::argument_error);
   if (world_size() == 1) return;

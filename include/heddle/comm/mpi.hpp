@@ -55,6 +55,27 @@ class communicator : private detail::natives {
     return {session_, number, another(number)};
   }
 
+  /// @brief A communicator of the ranks that give the same `color`, in the order of `key`, then of their ranks here.
+  /// Collective. A failure there isn't heard of here. Below MPI_THREAD_MULTIPLE no other thread may split meanwhile.
+  /// @param color Which group, 0 or above. @param key Place in the group.
+  /// Throws: argument_error if color is negative; comm_error.
+  communicator split(int color, int key = 0) {
+    if (color < 0) {
+      const std::string text = "heddle::mpi::communicator::split: color is " + std::to_string(color) +
+                               ", allowed is 0 or above";
+      fail(text);
+      throw argument_error(text);
+    }
+    return communicator(part(color, key));
+  }
+
+  /// Number of the machine that a rank runs on: 0, 1, 2 .. in the order of their lowest ranks. Ranks that share memory,
+  /// as MPI_Comm_split_type sees it, share a machine.
+  int node_of(int rank) const { return session_->nodes().at(static_cast<std::size_t>(rank)); }
+  /// Ranks on each machine, for `hierarchical{.group = ...}`: if every machine has a run of as many consecutive ranks,
+  /// and the last one no more; else 0.
+  int ranks_per_node() const noexcept { return detail::per_node(session_->nodes()); }
+
   /// @brief One round; see the communicator concept.
   template <class Apply>
   void exchange(const header& h, std::span<const outgoing> out, std::span<const incoming> in, Apply&& apply) {

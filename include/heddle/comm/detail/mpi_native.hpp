@@ -93,7 +93,7 @@ class natives : public rounds {
   // See has_native_all_reduce.
   bool reduce(const header& h, const void* in, void* out, std::size_t count, const leaf& l) {
     agree(h);
-    if (channel_->own == MPI_COMM_NULL) channel_->own = another(channel_->number, session_->comm());
+    own();
     const double factor = l.average ? 1.0 / size() : 1.0;
     const bool sums = l.id == heddle::detail::reduction_id<sum> || l.average;
     if (sums && l.type == dtype::f16) return reduce_wide<float16>(h, in, out, count, factor);
@@ -113,11 +113,27 @@ class natives : public rounds {
 
   // The MPI communicator for a duplicate. All ranks call it in the order in which they use this communicator.
   MPI_Comm another(int number) {
-    if (channel_->own == MPI_COMM_NULL) channel_->own = another(channel_->number, session_->comm());
-    return another(number, channel_->own);
+    return another(number, own());
+  }
+
+  // The session of a part of the ranks.
+  std::shared_ptr<session> part(int color, int key) {
+    agree({.kind = operation_kind::control, .count = 2});
+    const MPI_Comm parent = own();
+    auto held = session_->enter();
+    MPI_Comm made = MPI_COMM_NULL;
+    session_->check(MPI_Comm_split(parent, color, key, &made), "MPI_Comm_split");
+    auto s = std::make_shared<session>(made, session_->settings(), false);
+    MPI_Comm_free(&made);
+    return s;
   }
 
  private:
+  MPI_Comm own() {
+    if (channel_->own == MPI_COMM_NULL) channel_->own = another(channel_->number, session_->comm());
+    return channel_->own;
+  }
+
   // After it all ranks are known to be in this call; MPI's collectives could not tell who isn't.
   void agree(header h) {
     const std::byte sent{};
@@ -176,7 +192,7 @@ class natives : public rounds {
   // left: after the deadline the job ends.
   template <class Begin> void complete(const header& h, bool holds_memory, const char* call, Begin&& begin) {
     MPI_Request request = MPI_REQUEST_NULL;
-    const auto start = clock::now();
+    const auto start = session_->now();
     rest pause = session_->resting();
     {
       auto held = session_->enter();
@@ -188,7 +204,7 @@ class natives : public rounds {
         session_->check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), call, heddle::name_of(h.kind));
       }
       if (done) return;
-      const auto now = clock::now();
+      const auto now = session_->now();
       if (!holds_memory && session_->look(now)) throw_failure(h);
       if (now - start > session_->deadline()) {
         session_->fail(rank(), std::string(call) + " in " + describe(h, 0) + " of rank " + std::to_string(rank()) +

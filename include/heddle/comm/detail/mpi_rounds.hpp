@@ -30,7 +30,7 @@ class rounds {
       requests_.clear();
       roles_.clear();
       arriving_ = active_ = uncalled_ = 0;
-      if (session_->look(clock::now())) throw_failure(h);
+      if (session_->look(session_->now())) throw_failure(h);
       channel_->enter(h);
       post(h, out, in);
       // Not before the peers have this rank's part under way, too: it can't begin during `apply`.
@@ -223,7 +223,7 @@ class rounds {
   template <class Done>
   void wait(const header& h, std::span<const outgoing> out, std::span<const incoming> in, Done&& done) {
     if (done()) return;
-    auto moved = clock::now();
+    auto moved = session_->now();
     rest pause = session_->resting();
     while (!done()) {
       int rc = MPI_SUCCESS;
@@ -244,10 +244,10 @@ class rounds {
         }
       }
       if (n > 0) {
-        moved = clock::now();
+        moved = session_->now();
         continue;
       }
-      const auto now = clock::now();
+      const auto now = session_->now();
       if (session_->look(now)) throw_failure(h);
       if (now - moved > session_->deadline()) late(h, in);
       pause(now - moved);
@@ -328,7 +328,7 @@ class rounds {
   void retreat(const char* why) noexcept {
     session& s = *session_;
     s.fail(rank(), "an exchange of rank " + std::to_string(rank()) + " failed: " + why);
-    const auto start = clock::now();
+    const auto start = session_->now();
     const auto patience = (std::min<clock::duration>)(s.deadline(), std::chrono::seconds(1));
     {
       auto held = s.enter();
@@ -349,7 +349,7 @@ class rounds {
     for (auto moved = start;;) {
       int rc = MPI_SUCCESS;
       const int n = test(rc);
-      const auto now = clock::now();
+      const auto now = session_->now();
       if (n > 0) moved = now;
       bool waits = false;
       for (int peer = 0; peer < size(); ++peer) {

@@ -62,6 +62,12 @@ class thread_level_error : public error {
   thread_level given_, needed_;
 };
 
+/// @brief What deadlines and pauses are measured by.
+enum class time_source {
+  steady,  ///< The machine's steady clock. Who waits yields and sleeps.
+  engine   ///< MPI_Wtime, which a simulator of MPI drives: there only calls of MPI let time pass, so nobody sleeps.
+};
+
 /// @brief Settings of a communicator.
 struct options {
   std::chrono::nanoseconds deadline{30'000'000'000ll};  ///< How long a call waits without anything moving.
@@ -71,6 +77,7 @@ struct options {
   /// How long a call that waits looks again and again, before it sleeps 50 us between two looks. A long time keeps
   /// messages quick, a short one leaves the cores to threads that compute.
   std::chrono::nanoseconds spin{2'000'000};
+  time_source time = time_source::steady;    ///< Equal on all ranks.
   std::size_t piece = std::size_t{1} << 30;  ///< Bytes of the longest MPI message, 1 to 2^31 - 1, equal on all ranks.
 };
 
@@ -92,16 +99,38 @@ inline bool finalised() {
 // What somebody who waits does between two looks: others may need the core. MPI often yields, too, so not every time.
 class rest {
  public:
-  explicit rest(std::chrono::nanoseconds spin) : spin_(spin) {}
+  explicit rest(const options& o) : options_(o) {}
   void operator()(clock::duration waited) {
-    if (waited > spin_) std::this_thread::sleep_for(std::chrono::microseconds(50));
+    if (options_.time == time_source::engine) return;
+    if (waited > options_.spin) std::this_thread::sleep_for(std::chrono::microseconds(50));
     else if (++looks_ % 8 == 0) std::this_thread::yield();
   }
 
  private:
-  std::chrono::nanoseconds spin_;
+  const options& options_;
   unsigned looks_ = 0;
 };
+
+// The machine of each rank: 0, 1, 2 .. in the order of their lowest ranks, from the lowest rank on the machine of each.
+inline std::vector<int> numbered(const std::vector<int>& lowest) {
+  std::vector<int> nodes(lowest.size());
+  int seen = 0;
+  for (std::size_t r = 0; r < lowest.size(); ++r) {
+    const auto low = static_cast<std::size_t>(lowest[r]);
+    nodes[r] = low == r ? seen++ : nodes[low];
+  }
+  return nodes;
+}
+
+// How many ranks each machine has, if they are consecutive ones and as many on each, fewer on the last at most; else 0.
+inline int per_node(const std::vector<int>& nodes) noexcept {
+  std::size_t n = 0;
+  while (n < nodes.size() && nodes[n] == 0) ++n;
+  for (std::size_t r = 0; r < nodes.size(); ++r) {
+    if (static_cast<std::size_t>(nodes[r]) != r / n) return 0;
+  }
+  return static_cast<int>(n);
+}
 
 // What a communicator and its duplicates share in one process: the MPI communicator, who failed first, and the lock
 // that makes one call at a time of theirs where MPI asks for that.
@@ -113,7 +142,7 @@ class session {
   static constexpr std::size_t longest_note = 2000;
 
   session(MPI_Comm user, const options& o, bool finalises)
-      : deadline_(o.deadline), spin_(o.spin), piece_(o.piece), unwinding_(std::uncaught_exceptions()) {
+      : options_(o), unwinding_(std::uncaught_exceptions()) {
     if (!initialised() || finalised()) throw argument_error("heddle::mpi::communicator: MPI isn't running");
     int given = 0;
     MPI_Query_thread(&given);
@@ -147,7 +176,7 @@ class session {
     MPI_Get_processor_name(name, &length);
     host_.assign(name, static_cast<std::size_t>(length));
     // Pieces must be cut alike on both sides.
-    const long long mine[2] = {static_cast<long long>(piece_), -static_cast<long long>(piece_)};
+    const long long mine[2] = {static_cast<long long>(o.piece), -static_cast<long long>(o.piece)};
     long long most[2] = {};
     const int rc = MPI_Allreduce(mine, most, 2, MPI_LONG_LONG, MPI_MAX, comm_);
     if (rc != MPI_SUCCESS || most[0] != -most[1]) MPI_Comm_free(&comm_);
@@ -157,6 +186,14 @@ class session {
                            " bytes on one rank and " + std::to_string(most[0]) +
                            " on another; allowed is the same on all");
     }
+    MPI_Comm node = MPI_COMM_NULL;
+    check(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node), "MPI_Comm_split_type");
+    int lowest = rank_;
+    MPI_Bcast(&lowest, 1, MPI_INT, 0, node);
+    MPI_Comm_free(&node);
+    nodes_.resize(static_cast<std::size_t>(size_));
+    MPI_Allgather(&lowest, 1, MPI_INT, nodes_.data(), 1, MPI_INT, comm_);
+    nodes_ = numbered(nodes_);
     finalises_ = finalises;
   }
   session(const session&) = delete;
@@ -175,9 +212,15 @@ class session {
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
   MPI_Comm comm() const noexcept { return comm_; }
-  std::size_t piece() const noexcept { return piece_; }
-  std::chrono::nanoseconds deadline() const noexcept { return deadline_; }
-  rest resting() const { return rest(spin_); }
+  std::size_t piece() const noexcept { return options_.piece; }
+  std::chrono::nanoseconds deadline() const noexcept { return options_.deadline; }
+  rest resting() const { return rest(options_); }
+  const options& settings() const noexcept { return options_; }
+  clock::time_point now() const {
+    if (options_.time == time_source::steady) return clock::now();
+    return clock::time_point(std::chrono::duration_cast<clock::duration>(std::chrono::duration<double>(MPI_Wtime())));
+  }
+  const std::vector<int>& nodes() const noexcept { return nodes_; }
   const std::string& host() const noexcept { return host_; }
 
   // Takes over the MPI communicator of a channel; it goes away with the session's own.
@@ -288,7 +331,7 @@ class session {
   // sender may not be, and crashes. A communicator that isn't freed costs some memory until MPI_Finalize.
   bool everybody_leaves() {
     MPI_Request barrier = MPI_REQUEST_NULL;
-    const auto start = clock::now();
+    const auto start = now();
     rest pause = resting();
     for (int done = 0;;) {
       {
@@ -298,9 +341,10 @@ class session {
         if (MPI_Test(&barrier, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
       }
       if (done) return true;
-      const auto now = clock::now();
-      if (look(now) || now - start > (std::min<clock::duration>)(deadline_, std::chrono::seconds(1))) return false;
-      pause(now - start);
+      const auto time = now();
+      const auto most = (std::min<clock::duration>)(options_.deadline, std::chrono::seconds(1));
+      if (look(time) || time - start > most) return false;
+      pause(time - start);
     }
   }
 
@@ -321,8 +365,8 @@ class session {
 
   MPI_Comm comm_ = MPI_COMM_NULL;
   int rank_ = 0, size_ = 1, highest_tag_ = 32767;
-  std::chrono::nanoseconds deadline_, spin_;
-  std::size_t piece_;
+  options options_;
+  std::vector<int> nodes_;
   thread_level level_ = thread_level::single;
   std::string host_;
   int unwinding_;
