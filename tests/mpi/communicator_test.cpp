@@ -204,6 +204,9 @@ TEST_CASE("ranks that differ later in a call are named, and what they sent is ta
   enum { longer, shorter, tiny, other_count, other_call };
   for (const int odd : {0, p - 1}) {
     for (const int what : {longer, shorter, tiny, other_count, other_call}) {
+#ifndef OMPI_MAJOR_VERSION
+      if (what == longer || what == shorter) continue;  // too long for a receive: MPICH lets MPI_COMM_WORLD abort
+#endif
       for (const std::size_t piece : {std::size_t{30000}, std::size_t{1} << 30}) {
         std::vector<int> received(60000, -1);
         const ended e = outcome(p, in_pieces(piece), [&](auto& comm) {
