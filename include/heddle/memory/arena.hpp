@@ -86,12 +86,12 @@ template <class Upstream = host_resource> class arena {
   friend bool operator==(const arena& a, const arena& b) noexcept { return a.state_ == b.state_; }
 
  private:
-  struct state {
-    struct piece {
-      void* p;
-      std::size_t bytes;
-    };
+  struct piece {
+    void* p;
+    std::size_t bytes;
+  };
 
+  struct state {
     state(Upstream u, std::size_t c) : upstream(std::move(u)), chunk(c) {}
     state(const state&) = delete;
     state& operator=(const state&) = delete;

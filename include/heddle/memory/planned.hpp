@@ -142,11 +142,13 @@ template <class Upstream = host_resource> class planned {
     std::size_t bytes, alignment, offset;
   };
 
+  // An allocation of the recorded step, with the moments of its birth and death.
+  struct recorded {
+    std::size_t bytes, alignment, birth, death;
+  };
+
   struct state {
     static constexpr std::size_t outside = static_cast<std::size_t>(-1);
-    struct recorded {
-      std::size_t bytes, alignment, birth, death;
-    };
 
     state(Upstream u, search_limits l) : upstream(std::move(u)), limits(l) {}
     state(const state&) = delete;

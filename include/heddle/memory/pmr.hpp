@@ -57,7 +57,7 @@ template <class Resource> class pmr_over final : public std::pmr::memory_resourc
 /// Throws:  `argument_error` on a bad alignment; `memory_error` where the memory resource throws `std::bad_alloc`.
 class from_pmr {
  public:
-  /// Over `upstream`, for example `*std::pmr::get_default_resource()`.
+  /// Over `upstream`.
   explicit from_pmr(std::pmr::memory_resource& upstream) noexcept : upstream_(&upstream) {}
 
   /// Memory usable at once.
