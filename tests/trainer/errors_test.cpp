@@ -70,21 +70,21 @@ TEST_CASE("with treat_as_zero a tensor that is never ready contributes zero") {
 }
 
 TEST_CASE("a rank that throws in the middle of training makes every other rank fail, naming it") {
-  for (int at = 0; at < 12; ++at) {
+  for (int at = 0; at < 24; ++at) {
     std::atomic<int> named{0};
     const auto run = [&] {
       hd::threads::run(four, [&](auto& comm) {
         quadratic m;
         int calls = 0;
         try {
-          hd::data_parallel dp{hd::strategy{.compressor = hd::dgc{.sparsity = 0.9, .dense_below = 500}, .buckets = {.first = 64, .cap = 64}}, comm, m.tensors(), hd::sgd{.momentum = 0.9f}};
+          hd::data_parallel dp{hd::strategy{.compressor = hd::dgc{.sparsity = 0.9, .dense_below = 500}, .buckets = {.first = 64, .cap = 64}, .lanes = at < 12 ? 1u : 3u}, comm, m.tensors(), hd::sgd{.momentum = 0.9f}};
           for (std::size_t s = 0; s < 2; ++s) {
             quadratic::gradient(m.w.data(), m.g.data(), s, 1);
             for (std::size_t i = quadratic::sizes.size(); i-- > 0;) {
-              if (comm.rank() == 2 && calls++ == at) throw std::runtime_error("out of luck");
+              if (comm.rank() == 2 && calls++ == at % 12) throw std::runtime_error("out of luck");
               dp.ready(i);
             }
-            if (comm.rank() == 2 && calls++ == at) throw std::runtime_error("out of luck");
+            if (comm.rank() == 2 && calls++ == at % 12) throw std::runtime_error("out of luck");
             dp.step({.lr = 0.1f});
           }
         } catch (const hd::comm_error& e) {
@@ -111,18 +111,20 @@ TEST_CASE("ranks with different models are told so") {
 }
 
 TEST_CASE("ranks with different strategies are told so") {
-  const auto run = [] {
-    hd::threads::run(four, [](auto& comm) {
+  const auto run = [](bool lanes) {
+    hd::threads::run(four, [lanes](auto& comm) {
       quadratic m;
       const auto train = [&](auto plan) {
         hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{}};
         train_step(dp, m, 0, 1, 0.1f);
       };
-      if (comm.rank() == 1) train(hd::strategy{.compressor = hd::cast<hd::bfloat16>{}});
-      else train(hd::strategy{});
+      if (comm.rank() != 1) train(hd::strategy{});
+      else if (lanes) train(hd::strategy{.lanes = 2});
+      else train(hd::strategy{.compressor = hd::cast<hd::bfloat16>{}});
     });
   };
-  CHECK_THROWS_WITH(run(), Catch::Matchers::Contains("different kinds of strategy"));
+  CHECK_THROWS_WITH(run(false), Catch::Matchers::Contains("different kinds of strategy"));
+  CHECK_THROWS_WITH(run(true), Catch::Matchers::Contains("different kinds of strategy"));
 }
 
 TEST_CASE("all replicas start from rank 0's parameters") {
@@ -153,6 +155,8 @@ TEST_CASE("numbers outside their ranges are refused before anything happens") {
   CHECK(has(make(hd::strategy{.compressor = hd::dgc{.sparsity = 1.5}}, hd::sgd{}), "sparsity is 1.5"));
   CHECK(has(make(hd::strategy{.compressor = hd::clip{.max_norm = -1.0f} | hd::none{}}, hd::sgd{}), "max_norm is -1"));
   CHECK(has(make(hd::strategy{.buckets = {.first = 0}}, hd::sgd{}), "above 0 bytes"));
+  CHECK(has(make(hd::strategy{.lanes = 0}, hd::sgd{}), "lanes is 0, allowed is 1 .. 64"));
+  CHECK(has(make(hd::strategy{.lanes = 65}, hd::sgd{}), "lanes is 65"));
   hd::data_parallel dp{hd::strategy{}, comm, m.tensors(), hd::sgd{}};
   const auto before = m.w;
   for (const float lr : {NAN, INFINITY, -0.1f}) {

@@ -43,16 +43,23 @@ TEST_CASE("16-bit wires stay close and equal on all ranks") {
 }
 
 TEST_CASE("buckets change no result where the sum doesn't depend on who owns what") {
-  const auto run = [](hd::buckets b) {
-    return train(hd::strategy{.topology = hd::direct{}, .buckets = b}, hd::sgd{.momentum = 0.9f}, 3, 10, 0.05f);
+  const auto run = [](hd::buckets b, std::size_t lanes = 1, int ranks = 3) {
+    return train(hd::strategy{.topology = hd::direct{}, .buckets = b, .lanes = lanes}, hd::sgd{.momentum = 0.9f}, ranks, 10, 0.05f);
   };
   const auto one = run({});
   CHECK((run({.first = 1, .cap = 1}) == one));
   CHECK((run({.first = 64, .cap = 1300}) == one));
-  const auto packets = [](hd::buckets b) {
-    return train(hd::strategy{.topology = hd::direct{}, .compressor = hd::dgc{.sparsity = 0.9, .dense_below = 10}, .buckets = b}, hd::sgd{.momentum = 0.9f}, 3, 10, 0.05f);
+  const auto packets = [](hd::buckets b, std::size_t lanes = 1) {
+    return train(hd::strategy{.topology = hd::direct{}, .compressor = hd::dgc{.sparsity = 0.9, .dense_below = 10}, .buckets = b, .lanes = lanes}, hd::sgd{.momentum = 0.9f}, 3, 10, 0.05f);
   };
-  CHECK((packets({.first = 1, .cap = 1}) == packets({})));
+  const auto one_packet = packets({});
+  CHECK((packets({.first = 1, .cap = 1}) == one_packet));
+  // Nor do lanes, more than there are buckets or fewer.
+  for (const std::size_t lanes : {2, 3, 9}) {
+    CHECK((run({.first = 1, .cap = 1}, lanes) == one));
+    CHECK((packets({.first = 1, .cap = 1}, lanes) == one_packet));
+    for (const int ranks : {1, 4}) CHECK((run({.first = 1, .cap = 1}, lanes, ranks) == run({}, 1, ranks)));
+  }
 }
 
 TEST_CASE("a tensor larger than the bucket and all after it are reduced") {

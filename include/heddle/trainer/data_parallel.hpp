@@ -16,8 +16,8 @@ inline namespace v0 {
 
 /// @brief Trains replicas of a model on the ranks of a communicator, by a strategy.
 ///
-/// The caller owns parameters and gradients; this object owns optimizer, compressor and mode state and a duplicate of
-/// the communicator with a thread to serve it. All ranks construct it, step and destroy it together. The constructor
+/// The caller owns parameters and gradients; this object owns optimizer, compressor and mode state, and duplicates of
+/// the communicator with threads to serve them. All ranks construct it, step and destroy it together. The constructor
 /// copies rank 0's parameters to every rank.
 ///
 ///     hd::data_parallel dp{plan, comm, model.tensors(), hd::adamw{}};
@@ -72,15 +72,14 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
       at += t.count;
       parameters_.push_back(static_cast<float*>(t.parameter));
     }
-    const std::uint64_t mine = detail::fingerprint(tensors_, signature());
+    const std::uint64_t mine = detail::fingerprint(tensors_, signature() + ", lanes " + std::to_string(plan_.lanes));
     const auto all = detail::tell_all(average_->comm(), mine);
     for (std::size_t r = 0; r < all.size(); ++r) {
-      if (all[r] != mine) {
-        throw comm_error(
-            "data_parallel", comm.rank(), static_cast<int>(r),
-            "the two ranks bring tensors of different names, sizes or types, or different kinds of strategy");
-      }
+      if (all[r] == mine) continue;
+      throw comm_error("data_parallel", comm.rank(), static_cast<int>(r),
+                       "the two ranks bring tensors of different names, sizes or types, or different kinds of strategy");
     }
+    average_->open_lanes();
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       broadcast(average_->comm(), std::span<float>(parameters_[i], tensors_[i].count));
       if constexpr (!averages_gradients) std::copy_n(parameters_[i], tensors_[i].count, agreed_.data() + offsets_[i]);
@@ -298,6 +297,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   };
 
   static const Strategy& checked_plan(const Strategy& plan, const Optimizer& rule) {
+    plan.check();
     detail::check_part(plan.topology);
     detail::check_part(plan.compressor);
     detail::check_part(plan.mode);

@@ -40,6 +40,13 @@ struct strategy {
   heddle::buckets buckets{};  ///< How tensors are grouped into messages.
   Recompute recompute{};      ///< Which activations are computed again; taken by recompute::chain.
   Memory memory{};            ///< Where optimizer, compressor and mode state live.
+  std::size_t lanes = 1;      ///< How many buckets may travel at the same time, 1 .. 64; the same on all ranks.
+
+  /// Throws: argument_error if lanes is outside its range.
+  void check() const {
+    if (lanes < 1 || lanes > 64)
+      throw argument_error("heddle::strategy: lanes is " + std::to_string(lanes) + ", allowed is 1 .. 64");
+  }
 
   static_assert(
       detail::is_topology<Topology>,

@@ -92,7 +92,7 @@ template <class Comm> class together {
   std::ptrdiff_t first_ = 0;
 };
 
-// Averages the vectors in the tensors' gradient memory over all ranks, bucket by bucket, on a thread of its own. The
+// Averages the vectors in the tensors' gradient memory over all ranks, bucket by bucket, on threads of its own. The
 // result is in the same memory: the weighted mean, or for packets the sum of what was sent. State of a packet
 // compressor moves only in settle(), after every rank knows whether the step counts.
 template <class Strategy, class Comm> class averager {
@@ -114,7 +114,7 @@ template <class Strategy, class Comm> class averager {
         comm_(comm.duplicate()),
         tensors_(tensors),
         state_(plan.memory, fill_offsets() * slots),
-        work_(job_runner{this}, comm.size() > 1) {
+        work_(job_runner{this}, comm.size() > 1 ? plan.lanes : 0) {
     if (slots) std::fill(state_.begin(), state_.end(), 0.0f);
     std::vector<std::size_t> bytes;
     for (const tensor& t : tensors_) bytes.push_back(t.count * sizeof(float));
@@ -127,6 +127,14 @@ template <class Strategy, class Comm> class averager {
   }
 
   counting<Comm>& comm() noexcept { return comm_; }
+
+  // Opens a communicator for each lane; collective, the number must be the same on all ranks.
+  void open_lanes() {
+    duplicates_.reserve(plan_.lanes);  // lanes point at them
+    for (std::size_t k = 1; k < plan_.lanes; ++k) duplicates_.push_back(comm_.duplicate());
+    lanes_.emplace_back(comm_);
+    for (counting<Comm>& c : duplicates_) lanes_.emplace_back(c);
+  }
   const std::vector<announcement>& announced() const noexcept { return announce_.all(); }
   bool all_joined() const noexcept { return all_joined_; }
   bool any_joined() const noexcept { return any_joined_; }
@@ -185,6 +193,13 @@ template <class Strategy, class Comm> class averager {
     std::vector<std::size_t> sizes;  // bytes of each rank's packets
   };
 
+  // What buckets travel on, one at a time.
+  struct lane {
+    explicit lane(counting<Comm>& c) : comm(c) {}
+    counting<Comm>& comm;
+    tell_plan<std::uint64_t, counting<Comm>> tell_size{};  // of packets
+  };
+
   std::size_t fill_offsets() {
     for (const tensor& t : tensors_) {
       offsets_.push_back(total_);
@@ -237,7 +252,7 @@ template <class Strategy, class Comm> class averager {
     rest_ = most_ > 0.0 ? static_cast<float>(most_ * comm_.size() / weights_) : 1.0f;
   }
 
-  void run(one& b) {
+  void run(one& b, lane& l) {
     std::size_t dense = 0;
     for (std::size_t i = b.range.first; i < b.range.last; ++i) {
       const slice<float> g = gradient(i);
@@ -246,13 +261,13 @@ template <class Strategy, class Comm> class averager {
       if (!sends_packet(i)) dense += g.count;
     }
     b.finite = true;
-    if (dense || !packets) average(b, dense);
-    if constexpr (packets) gather(b);
+    if (dense || !packets) average(b, dense, l.comm);
+    if constexpr (packets) gather(b, l);
   }
 
   // The elementwise part: encode, all-reduce with mean, decode.
-  void average(one& b, std::size_t count) {
-    if (!b.reduce || b.reduce->count() != count) b.reduce.emplace(plan_.topology, comm_.rank(), comm_.size(), count);
+  void average(one& b, std::size_t count, counting<Comm>& comm) {
+    if (!b.reduce || b.reduce->count() != count) b.reduce.emplace(plan_.topology, comm.rank(), comm.size(), count);
     const leaf l = leaf_of<wire>(mean{});
     bool contiguous = std::is_same_v<wire, float>;
     const float* expected = nullptr;
@@ -270,18 +285,19 @@ template <class Strategy, class Comm> class averager {
         const slice<float> g = gradient(i);
         if (factors_[i] != 1.0f) convert_scaled(g.data, g.data, g.count, factors_[i]);
       }
-      (*b.reduce)(comm_, start, l);
+      (*b.reduce)(comm, start, l);
       b.finite &= all_finite(start, count);
       return;
     }
     if constexpr (packets) {
-      copy_through(b, none{}, l, count);
+      copy_through(b, none{}, l, count, comm);
     } else {
-      copy_through(b, last_of(plan_.compressor), l, count);
+      copy_through(b, last_of(plan_.compressor), l, count, comm);
     }
   }
 
-  template <class Codec> void copy_through(one& b, const Codec& codec, const leaf& l, std::size_t count) {
+  template <class Codec>
+  void copy_through(one& b, const Codec& codec, const leaf& l, std::size_t count, counting<Comm>& comm) {
     b.elements.resize(count);
     std::size_t at = 0;
     for (std::size_t i = b.range.first; i < b.range.last; ++i) {
@@ -290,7 +306,7 @@ template <class Strategy, class Comm> class averager {
       codec.encode(g, b.elements.data() + at, factors_[i] / rest_);
       at += g.count;
     }
-    (*b.reduce)(comm_, b.elements.data(), l);
+    (*b.reduce)(comm, b.elements.data(), l);
     at = 0;
     for (std::size_t i = b.range.first; i < b.range.last; ++i) {
       if (sends_packet(i)) continue;
@@ -303,7 +319,7 @@ template <class Strategy, class Comm> class averager {
   }
 
   // The packet part: encode without touching state, gather everybody's packets; settle() adds them up.
-  void gather(one& b) {
+  void gather(one& b, lane& l) {
     const auto& codec = last_of(plan_.compressor);
     std::vector<std::byte> mine;
     std::size_t packets_here = 0;
@@ -317,15 +333,15 @@ template <class Strategy, class Comm> class averager {
     b.gathered.clear();
     b.sizes.clear();
     if (packets_here == 0) return;
-    for (const std::uint64_t n : tell_size_(comm_, mine.size())) b.sizes.push_back(static_cast<std::size_t>(n));
+    for (const std::uint64_t n : l.tell_size(l.comm, mine.size())) b.sizes.push_back(static_cast<std::size_t>(n));
     std::size_t total_bytes = 0, before = 0;
     for (std::size_t r = 0; r < b.sizes.size(); ++r) {
-      if (r == static_cast<std::size_t>(comm_.rank())) before = total_bytes;
+      if (r == static_cast<std::size_t>(l.comm.rank())) before = total_bytes;
       total_bytes += b.sizes[r];
     }
     b.gathered.resize(total_bytes);
     std::memcpy(b.gathered.data() + before, mine.data(), mine.size());
-    all_gather(comm_, gather_topology(), std::span<std::byte>(b.gathered), std::span<const std::size_t>(b.sizes));
+    all_gather(l.comm, gather_topology(), std::span<std::byte>(b.gathered), std::span<const std::size_t>(b.sizes));
     walk(b, [&](std::size_t, slice<const std::byte> p, int) {
       b.finite &= !codec.flagged(p);
       return codec.measure(p);
@@ -388,14 +404,17 @@ template <class Strategy, class Comm> class averager {
   announcement announcement_;
   encode_context context_;
   tell_plan<announcement, counting<Comm>> announce_;
-  tell_plan<std::uint64_t, counting<Comm>> tell_size_;  // of packets
+  std::vector<counting<Comm>> duplicates_;
+  std::vector<lane> lanes_;
   double weights_ = 0.0, most_ = 0.0;  // sum and maximum of all ranks' samples
   float weight_ = 1.0f, rest_ = 1.0f;
   bool any_joined_ = false, all_joined_ = false;
   std::atomic<std::uint64_t> elements_sent_{0};  // read while jobs run
   struct job_runner {
     averager* self;
-    void operator()(std::size_t job) const { job == 0 ? self->open() : self->run(self->buckets_[job - 1]); }
+    void operator()(std::size_t job, std::size_t lane) const {
+      job == 0 ? self->open() : self->run(self->buckets_[job - 1], self->lanes_[lane]);
+    }
   };
   worker<job_runner> work_;  // last: its thread uses everything above
 };
