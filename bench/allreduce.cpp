@@ -8,6 +8,7 @@
 //                                              halving_doubling{} in place, one call of CALLS in a row
 //     allreduce stream RANKS                   prints "stream <bytes per second>": every rank scales 64 MiB of its own
 //     allreduce overlap                        prints "<what> 0 <seconds>" of compute, serial and overlapped steps
+//     allreduce lanes                          prints "<what> <lanes> <seconds>" of a step, and of what its links need
 #include <heddle/heddle.hpp>
 
 #include <algorithm>
@@ -131,12 +132,41 @@ void overlap() {
   });
 }
 
+// Steps of 24 buckets on links of a virtual network, with several lanes. Links are idle while ranks wake up and reduce.
+void lanes() {
+  constexpr std::size_t tensors_count = 24, elements = 50'000;
+  const hd::link_cost cost{.alpha = 20e-6, .beta = 1e-9};
+  for (const std::size_t n : {1, 2, 4}) {
+    hd::threads::run(2, [&](auto& comm) {
+      std::vector<float> parameters(tensors_count * elements, 1.0f), gradients(tensors_count * elements, 1.0f);
+      std::vector<hd::tensor> tensors;
+      for (std::size_t i = 0; i < tensors_count; ++i) {
+        tensors.push_back({parameters.data() + i * elements, gradients.data() + i * elements, elements, hd::dtype::f32,
+                           "tensor" + std::to_string(i), 0});
+      }
+      hd::throttled slow(comm, cost);
+      const hd::strategy plan{.topology = hd::ring{}, .buckets = {.first = 1, .cap = 1}, .lanes = n};
+      hd::data_parallel dp(plan, slow, std::span<const hd::tensor>(tensors), hd::sgd{});
+      for (int s = 0; s < 12; ++s) {
+        hd::barrier(comm);
+        const auto start = clock_type::now();
+        for (std::size_t i = tensors_count; i-- > 0;) dp.ready(i);
+        dp.step({.lr = 0.1f});
+        if (comm.rank() == 0 && s > 1) std::printf("step %zu %.9g\n", n, since(start));
+      }
+    });
+  }
+  std::printf("links 0 %.9g\n", tensors_count * 2 * (cost.alpha + cost.beta * elements / 2 * sizeof(float)));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "";
   if (what == "overlap") {
     overlap();
+  } else if (what == "lanes") {
+    lanes();
   } else if (what == "stream" && argc > 2) {
     stream(std::atoi(argv[2]));
   } else if (std::atoi(what.c_str()) > 0) {
@@ -144,7 +174,7 @@ int main(int argc, char** argv) {
       reduce(std::atoi(argv[1]), std::strtoull(argv[a], nullptr, 10), std::atoi(argv[a + 1]), std::atoi(argv[a + 2]));
     }
   } else {
-    std::fprintf(stderr, "usage: allreduce RANKS BYTES CALLS SAMPLES... | stream RANKS | overlap\n");
+    std::fprintf(stderr, "usage: allreduce RANKS BYTES CALLS SAMPLES... | stream RANKS | overlap | lanes\n");
     return 2;
   }
 }

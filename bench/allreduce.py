@@ -35,12 +35,13 @@ def skip(case, why):
 
 
 def work(sizes, ranks, slow):
-    """BYTES CALLS SAMPLES of one run: about 30 ms a sample of a program that takes `slow` times our time."""
+    """BYTES CALLS SAMPLES of one run, for a program that takes `slow` times our time. Samples of small sizes are short and
+    many, so that few of them are disturbed by what else runs."""
     words = []
     for size in sizes:
         seconds = (1e-6 + size * ranks / 10e9) * slow
-        calls = max(1, min(20000, int(0.03 / seconds)))
-        words += [str(size), str(calls), "3" if size < 64 * MIB else "2"]
+        calls = max(1, int((0.003 if size < MIB else 0.03) / seconds))
+        words += [str(size), str(calls), "15" if size < MIB else "3" if size < 64 * MIB else "2"]
     return words
 
 
@@ -74,6 +75,7 @@ def measure(binary, peers, rounds):
             run(mpirun + ["--mca", "mpi_yield_when_idle", "1", "-np", str(MANY_RANKS), openmpi] +
                 work(MANY, MANY_RANKS, 100), "many")
         run([binary, "overlap"], "overlap")
+        run([binary, "lanes"], "lanes")
 
 
 def compare(peers):
@@ -107,6 +109,9 @@ def compare(peers):
     ratios.append({"case": "overlap", "ours": hidden, "other": 0.8, "unit": "hidden", "ratio": hidden / 0.8})
     print(f"overlap: compute {alone * 1e3:.1f} ms, serial {serial * 1e3:.1f} ms, overlapped {together * 1e3:.1f} ms")
     print(f"RATIO overlap {hidden:.3f} 0.8 hidden {hidden / 0.8:.3f}")
+    for lanes in (2, 4):
+        ratio(f"lanes.{lanes}.one", 1e6 * median("lanes", "step", lanes), 1e6 * median("lanes", "step", 1))
+    ratio("lanes.4.floor", 1e6 * median("lanes", "step", 4), 1e6 * median("lanes", "links"))
 
 
 def draw(path):

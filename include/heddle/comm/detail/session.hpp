@@ -35,7 +35,7 @@ class basic_session {
   basic_session(int ranks, std::chrono::nanoseconds deadline, stall_report stall = {})
       : bells_(std::make_unique<bell[]>(static_cast<std::size_t>(ranks))), ranks_(ranks), deadline_(deadline),
         stall_(std::move(stall)),
-        spins_(std::thread::hardware_concurrency() >= static_cast<unsigned>(ranks) ? 1500 : 0) {}
+        spins_(std::thread::hardware_concurrency() >= static_cast<unsigned>(ranks) ? 48 : 0) {}
 
   std::chrono::nanoseconds deadline() const noexcept { return deadline_; }
   const stall_report& stall() const noexcept { return stall_; }
@@ -64,8 +64,9 @@ class basic_session {
     b.wake.notify_all();
   }
 
-  // Spins where cores are free, then yields, then sleeps. It spins for longer than a sleeper takes to wake, or two ranks
-  // that wait for each other in turn would sleep each time. `ready` must read with seq_cst loads, so that either
+  // Spins for less than a microsecond where cores are free, then yields, then sleeps. A yield is cheap on a core that is
+  // free, and the only way to go on where the system has put the peer, or this rank's own computation, on the same
+  // core: there a longer spin would cost its length in every call. `ready` must read with seq_cst loads, so that either
   // the sleeper sees the store or the ringer sees the sleeper. `what_is_missing` gives the text of a stall report.
   template <class Ready, class Missing>
   wait_end wait(int rank, Ready&& ready, bool heed_failure, Missing&& what_is_missing) {
@@ -73,7 +74,7 @@ class basic_session {
       if (ready()) return wait_end::ready;
       if (i >= 32) pause();  // a pause is as long as a message between two cores
     }
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 200; ++i) {
       if (ready()) return wait_end::ready;
       std::this_thread::yield();
     }

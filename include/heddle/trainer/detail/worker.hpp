@@ -18,8 +18,8 @@ inline namespace v0 {
 namespace detail {
 
 // The communication threads of a rank, its lanes: they run numbered jobs. Job 0 runs alone, on lane 0; the others take
-// the lanes in turn, job 1 on lane 0, and a lane keeps the order in which they were given. So the order of what shares a
-// lane is the same on all ranks. After a job has thrown, later ones are dropped and wait() throws the same exception.
+// the lanes in turn, job 1 on lane 0, and a lane keeps the order in which they were given. So the order of what shares
+// a lane is the same on all ranks. After a job has thrown, later ones are dropped and wait() throws the same exception.
 // Without a lane (one rank) a job runs where it is pushed.
 template <class Run> class worker {
  public:
