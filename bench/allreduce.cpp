@@ -20,6 +20,11 @@
 #include <thread>
 #include <vector>
 
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+#endif
+
 namespace hd = heddle;
 
 namespace {
@@ -31,6 +36,19 @@ double since(clock_type::time_point start) { return std::chrono::duration<double
 [[noreturn]] void wrong(const char* what) {
   std::fprintf(stderr, "allreduce: %s gives a wrong sum\n", what);
   std::exit(3);
+}
+
+// Each rank on a core of its own, as mpirun places processes.
+void place(int rank, int ranks) {
+#if defined(__linux__)
+  if (static_cast<unsigned>(ranks) > std::thread::hardware_concurrency()) return;
+  cpu_set_t core;
+  CPU_ZERO(&core);
+  CPU_SET(rank, &core);
+  pthread_setaffinity_np(pthread_self(), sizeof core, &core);
+#else
+  (void)rank, (void)ranks;
+#endif
 }
 
 // One sample: seconds per call on rank 0, which no other rank can leave behind by more than a call.
@@ -46,6 +64,7 @@ double sample(Comm& comm, Plan& plan, std::vector<float>& data, int calls) {
 void reduce(int ranks, std::size_t bytes, int calls, int samples) {
   const std::size_t n = bytes / sizeof(float);
   hd::threads::run(ranks, [&](auto& comm) {
+    place(comm.rank(), ranks);
     std::vector<float> data(n);
     const auto prepare = [&](const char* what, const auto& topology) {
       hd::all_reduce_plan<std::remove_cvref_t<decltype(topology)>> plan(topology, comm.rank(), ranks, n);
@@ -74,6 +93,7 @@ void reduce(int ranks, std::size_t bytes, int calls, int samples) {
 void stream(int ranks) {
   constexpr std::size_t n = std::size_t{16} << 20;
   hd::threads::run(ranks, [&](auto& comm) {
+    place(comm.rank(), ranks);
     std::vector<float> data(n, 1.0f);
     for (int s = 0; s < 10; ++s) {
       hd::barrier(comm);

@@ -35,7 +35,7 @@ class basic_session {
   basic_session(int ranks, std::chrono::nanoseconds deadline, stall_report stall = {})
       : bells_(std::make_unique<bell[]>(static_cast<std::size_t>(ranks))), ranks_(ranks), deadline_(deadline),
         stall_(std::move(stall)),
-        spins_(std::thread::hardware_concurrency() >= static_cast<unsigned>(ranks) ? 48 : 0) {}
+        spins_(std::thread::hardware_concurrency() >= static_cast<unsigned>(ranks) ? 100 : 0) {}
 
   std::chrono::nanoseconds deadline() const noexcept { return deadline_; }
   const stall_report& stall() const noexcept { return stall_; }
@@ -64,7 +64,7 @@ class basic_session {
     b.wake.notify_all();
   }
 
-  // Spins for less than a microsecond where cores are free, then yields, then sleeps. A yield is cheap on a core that is
+  // Spins for about a microsecond where cores are free, then yields, then sleeps. A yield is cheap on a core that is
   // free, and the only way to go on where the system has put the peer, or this rank's own computation, on the same
   // core: there a longer spin would cost its length in every call. `ready` must read with seq_cst loads, so that either
   // the sleeper sees the store or the ringer sees the sleeper. `what_is_missing` gives the text of a stall report.
