@@ -77,7 +77,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     for (std::size_t r = 0; r < all.size(); ++r) {
       if (all[r] == mine) continue;
       throw comm_error("data_parallel", comm.rank(), static_cast<int>(r),
-                       "the two ranks bring tensors of other names, sizes or types, or different kinds of strategy");
+                       "they bring tensors of different names, sizes or types, or different kinds of strategy");
     }
     average_->open_lanes();
     for (std::size_t i = 0; i < tensors_.size(); ++i) {

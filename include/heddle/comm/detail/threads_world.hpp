@@ -12,8 +12,8 @@ inline namespace v0 {
 namespace threads::detail {
 using namespace heddle::detail;
 
-// What the ranks share. A template, as the communicator is, so that a file that only includes this doesn't pay for what they need of the
-// vectors.
+// What the ranks share. A template, as the communicator is, so that a file that only includes this doesn't pay for what
+// they need of the vectors.
 template <class Session>
 struct world {
   // Up to so many bytes of all ranks together are told, not pointed at.
