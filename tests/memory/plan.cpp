@@ -54,7 +54,7 @@ std::size_t exhaustive(const lifetimes& all) {
     if (x.bytes == 0 || x.first == x.last) continue;
     std::size_t at = blocks.size();
     for (std::size_t k = 0; k < blocks.size(); ++k) {
-      if (x.group != hd::alone && groups[k] == x.group) at = k;
+      if (x.group != hd::no_group && groups[k] == x.group) at = k;
     }
     if (at == blocks.size()) {
       blocks.emplace_back();

@@ -114,7 +114,7 @@ template <class Upstream = host_resource> class logging : public detail::adaptor
     for (std::size_t k = 0; k < log.size(); ++k) {
       if (log[k].allocation) {
         live[log[k].pointer] = out.size();
-        out.push_back({k, log.size(), log[k].bytes, log[k].alignment, alone});
+        out.push_back({k, log.size(), log[k].bytes, log[k].alignment, no_group});
       } else if (const auto at = live.find(log[k].pointer); at != live.end()) {
         out[at->second].last = k;
         live.erase(at);

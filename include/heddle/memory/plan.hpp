@@ -87,7 +87,7 @@ constexpr bool is_valid(const memory_plan& plan, std::span<const Lifetime> lifet
       const Lifetime& b = lifetimes[j];
       const std::size_t there = plan.offsets[j];
       if (b.bytes == 0 || b.first == b.last) continue;
-      if (a.group != alone && a.group == b.group) {
+      if (a.group != no_group && a.group == b.group) {
         if (at != there) return false;
       } else if (a.first < b.last && b.first < a.last && at < there + b.bytes && there < at + a.bytes) {
         return false;

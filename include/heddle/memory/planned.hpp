@@ -201,7 +201,7 @@ template <class Upstream = host_resource> class planned {
     static std::vector<lifetime> placeable(const std::vector<recorded>& from) {
       std::vector<lifetime> out;
       for (const recorded& r : from) {
-        if (r.death != outside) out.push_back({r.birth, r.death, r.bytes, r.alignment, alone});
+        if (r.death != outside) out.push_back({r.birth, r.death, r.bytes, r.alignment, no_group});
       }
       return out;
     }

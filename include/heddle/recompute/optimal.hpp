@@ -24,11 +24,11 @@ namespace recompute {
 class budget_error : public argument_error {
  public:
   /// @param budget Bytes allowed. @param least Bytes of the leanest schedule found. @param layer The layer that needs
-  /// most by itself. @param alone Bytes that it needs.
-  budget_error(std::size_t budget, std::size_t least, std::size_t layer, std::size_t alone)
+  /// most by itself. @param need Bytes that it needs.
+  budget_error(std::size_t budget, std::size_t least, std::size_t layer, std::size_t need)
       : argument_error("heddle::recompute::optimal: no schedule fits " + std::to_string(budget) +
                        " bytes; the leanest one found takes " + std::to_string(least) + ", of which layer " +
-                       std::to_string(layer) + ", the largest, needs " + std::to_string(alone) + " by itself"),
+                       std::to_string(layer) + ", the largest, needs " + std::to_string(need) + " by itself"),
         least_(least),
         layer_(layer) {}
 

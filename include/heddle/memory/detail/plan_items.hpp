@@ -59,7 +59,7 @@ template <class Lifetime> struct plan_items {
       return static_cast<index>(std::lower_bound(moments.begin(), moments.end(), moment) - moments.begin());
     };
     std::sort(order.begin(), order.end(), [&](const auto& a, const auto& b) {
-      if (a.first != b.first && (a.first != alone || b.first != alone)) return a.first < b.first;
+      if (a.first != b.first && (a.first != no_group || b.first != no_group)) return a.first < b.first;
       const Lifetime &x = lifetimes[a.second], &y = lifetimes[b.second];
       return x.first != y.first ? x.first < y.first : a.second < b.second;
     });
@@ -80,7 +80,7 @@ template <class Lifetime> struct plan_items {
         made.alignment = (std::max)(made.alignment, x.alignment);
         item_of[order[k].second] = static_cast<index>(list.size());
         ++k;
-      } while (k < order.size() && group != alone && order[k].first == group);
+      } while (k < order.size() && group != no_group && order[k].first == group);
       made.runs_end = static_cast<index>(run_list.size());
       made.first = run_list[made.runs].first;
       made.last = run_list.back().last;
