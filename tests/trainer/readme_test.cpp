@@ -48,8 +48,8 @@ void train() {
   });
 }
 
-// example-begin recursive_doubling
-struct recursive_doubling {  // for a power of two
+// example-begin hypercube
+struct hypercube {  // for a power of two
   constexpr hd::schedule all_reduce(int rank, int size, std::size_t count) const {
     hd::schedule s;
     for (int bit = 1; bit < size; bit *= 2) {
@@ -60,7 +60,7 @@ struct recursive_doubling {  // for a power of two
     return s;
   }
 };
-static_assert(hd::verify(recursive_doubling{}, 8));  // proven by the compiler
+static_assert(hd::verify(hypercube{}, 8));  // proven by the compiler
 // example-end
 
 // example-begin upper_half
@@ -71,7 +71,7 @@ struct upper_half {  // send the upper half of each float
   }
   void decode(const wire* in, hd::slice<float> g) const { hd::convert(in, g.data, g.count); }
 };
-constexpr auto mine = hd::strategy{.topology = recursive_doubling{}, .compressor = upper_half{}};
+constexpr auto mine = hd::strategy{.topology = hypercube{}, .compressor = upper_half{}};
 // example-end
 
 // example-begin same_source
