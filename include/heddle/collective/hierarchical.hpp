@@ -127,6 +127,22 @@ struct hierarchical {
     return s;
   }
 
+  /// @brief Schedule of a reduce-scatter: rank r ends with block r. The all-gather backwards: first inside, then across;
+  /// in ragged groups a column at last hands out the blocks that it has reduced for others of its group.
+  constexpr schedule reduce_scatter(int rank, int size, std::span<const interval> blocks) const
+    requires(has_all_gather_schedule<Intra> && has_all_gather_schedule<Inter>)
+  {
+    schedule s = all_gather(rank, size, blocks).mirrored(1);
+    const int g = group == 0 ? detail::middle_divisor(size) : group < size ? group : size;
+    const int columns = size - (size - 1) / g * g, base = rank / g * g, end = base + g < size ? base + g : size;
+    std::vector<interval> owned;
+    for (int r = rank; r < end; r += rank - base < columns ? columns : size) {
+      owned.push_back(blocks[static_cast<std::size_t>(r)]);
+    }
+    s.split(std::move(owned));
+    return s;
+  }
+
   /// For example "hierarchical(ring, ring) of 8".
   std::string name() const {
     return "hierarchical(" + intra.name() + ", " + inter.name() + ")" +

@@ -123,6 +123,20 @@ class basic_schedule {
     }
   }
 
+  /// @brief The same messages in the other direction, last round first: an all-gather becomes a reduce-scatter of the
+  /// same blocks, since what carries a block to every rank backwards collects every rank's part of it. Where the first
+  /// `handed` rounds only hand blocks to ranks from which they come back, the results are copied there.
+  constexpr basic_schedule mirrored(std::size_t handed = 0) const {
+    basic_schedule s;
+    for (std::size_t r = rounds(); r-- > 0; s.next()) {
+      const action receive = r < handed ? action::copy : action::reduce;
+      for (const Operation& o : round(r)) {
+        s.add(o.act == action::send ? receive : action::send, static_cast<int>(o.peer), o.range);
+      }
+    }
+    return s;
+  }
+
  private:
   std::vector<Operation> operations_;
   std::vector<std::size_t> ends_;
