@@ -60,7 +60,7 @@ template <class Number> Number number(std::string_view text, const char* what) {
   return n;
 }
 
-any parse(std::string_view text, const hd::links& costs) {
+any parse(std::string_view text) {
   const auto cut = [&text](char at) {  // what is behind the last `at`, which goes
     const std::size_t k = text.rfind(at);
     if (k == std::string_view::npos) return std::string_view{};
@@ -74,7 +74,7 @@ any parse(std::string_view text, const hd::links& costs) {
   else
     skew = "1";
   if (!chunks.empty())
-    return erased(hd::pipelined<any>{parse(text, costs), number<int>(chunks, "CHUNKS"), number<int>(skew, "SKEW")});
+    return erased(hd::pipelined<any>{parse(text), number<int>(chunks, "CHUNKS"), number<int>(skew, "SKEW")});
   const std::string_view setting = cut(':');
   const int width = setting.empty() ? 0 : number<int>(setting, "WIDTH or GROUP");
   if (text == "ring") return erased(hd::ring{});
@@ -125,7 +125,7 @@ int run(int argc, char** argv) {
     name = candidates.front().name();
     topology = erased(candidates.front());
   } else {
-    topology = parse(name, costs);
+    topology = parse(name);
   }
   const std::size_t count = (bytes + 3) / 4;
   std::vector<hd::schedule> all;

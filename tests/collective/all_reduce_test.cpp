@@ -482,7 +482,8 @@ TEST_CASE("float16 sums neither leave the range on the way nor vanish") {
 
     data.assign(100, hd::float16::from_bits(1));  // 6e-8
     left = hd::all_reduce(comm, t, std::span<hd::float16>(data), hd::mean{});
-    const int most = name == "hierarchical of 3" || name == "leaders of 3" ? 2 : 1;  // sums of 3, 5 and 6 ranks round at every hop
+    // Sums of 3, 5 and 6 ranks round at every hop.
+    const int most = name == "hierarchical of 3" || name == "leaders of 3" ? 2 : 1;
     for (const hd::float16 x : data)
       found.expect(x.bits >= 1 && x.bits <= most, comm.rank(), "mean of the smallest value");
     found.expect(!left, comm.rank(), "6e-8 is in range");

@@ -127,8 +127,10 @@ struct hierarchical {
     return s;
   }
 
-  /// @brief Schedule of a reduce-scatter: rank r ends with block r. The all-gather backwards: first inside, then across;
-  /// in ragged groups a column at last hands out the blocks that it has reduced for others of its group.
+  /// @brief Schedule of a reduce-scatter: rank r ends with block r.
+  ///
+  /// The all-gather backwards: first inside, then across. In ragged groups a column at last hands out the blocks that it
+  /// has reduced for others of its group.
   constexpr schedule reduce_scatter(int rank, int size, std::span<const interval> blocks) const
     requires(has_all_gather_schedule<Intra> && has_all_gather_schedule<Inter>)
   {
