@@ -6,7 +6,6 @@
 #include <heddle/comm/calibrate.hpp>
 #include <heddle/comm/self.hpp>
 #include <heddle/comm/threads.hpp>
-#include <heddle/comm/throttled.hpp>
 
 #include "../support/catch.hpp"
 #include "../support/rank_check.hpp"
@@ -30,6 +29,40 @@ void near(double a, double b) {
   CAPTURE(a, b);
   CHECK(std::abs(a - b) <= 1e-9 * std::abs(b));
 }
+
+// Time that passes only in messages.
+struct virtual_clock {
+  using duration = std::chrono::duration<double>;
+  using time_point = std::chrono::time_point<virtual_clock, duration>;
+  static time_point now() { return time_point(duration(seconds)); }
+  static inline thread_local double seconds = 0.0;
+};
+
+// Charges a round to that clock: messages through one port one after the other, those of several at the same time.
+template <class Comm> class charged {
+ public:
+  charged(Comm inner, const hd::links& costs) : inner_(std::move(inner)), costs_(costs) {}
+  int rank() const { return inner_.rank(); }
+  int size() const { return inner_.size(); }
+  std::uint16_t next_sequence() { return inner_.next_sequence(); }
+  charged duplicate() { return {inner_.duplicate(), costs_}; }
+  void fail(const std::string& text) { inner_.fail(text); }
+  template <class Apply>
+  void exchange(hd::header h, std::span<const hd::outgoing> out, std::span<const hd::incoming> in, Apply&& apply) {
+    inner_.exchange(h, out, in, std::forward<Apply>(apply));
+    double round = 0.0;
+    for (const hd::outgoing& m : out) {
+      const hd::link_class& c = costs_.between(rank(), m.peer);
+      const double s = c.cost.alpha + c.cost.beta * static_cast<double>(m.bytes);
+      round = c.shared == hd::sharing::pair ? std::max(round, s) : round + s;
+    }
+    virtual_clock::seconds += round;
+  }
+
+ private:
+  Comm inner_;
+  hd::links costs_;
+};
 
 }  // namespace
 
@@ -143,22 +176,27 @@ TEST_CASE("links are a table that reads back as the same value") {
   CHECK_THROWS_AS(hd::price(hd::ring{}, 2, 8, l, 0), hd::argument_error);
 }
 
-TEST_CASE("calibrate finds what throttled imposes, and all ranks get the same") {
-  const hd::link_cost imposed{.alpha = 4e-3, .beta = 4e-8};  // 42 ms for 1 MiB: far above what a loaded machine adds
-  std::vector<hd::links> found(3);
-  hd::threads::run(3, [&](auto& inner) {
-    hd::throttled comm(inner, imposed);
-    found[static_cast<std::size_t>(comm.rank())] = hd::calibrate(comm);
-  });
-  CHECK(found[1] == found[0]);
-  CHECK(found[2] == found[0]);
-  INFO(found[0].text());
-  CHECK(found[0].intra.shared == hd::sharing::pair);
-  CHECK(found[0].intra.cost.alpha >= imposed.alpha);
-  CHECK(found[0].intra.cost.alpha <= 3 * imposed.alpha);
-  CHECK(found[0].intra.cost.beta >= 0.8 * imposed.beta);
-  CHECK(found[0].intra.cost.beta <= 2 * imposed.beta);
-  CHECK(found[0].gamma > 0);
+TEST_CASE("calibrate finds the costs of a cluster, and all ranks get the same") {
+  for (const hd::sharing shared : {hd::sharing::pair, hd::sharing::rank}) {
+    const hd::link_class intra{{4e-6, 3e-10}, shared}, inter{{5e-5, 2e-9}, shared};
+    for (const int node : {0, 1, 3}) {
+      std::vector<hd::links> found(7);
+      hd::threads::run(7, [&](auto& inner) {
+        virtual_clock::seconds = 0.0;
+        charged comm(inner, {intra, inter, 0.0, node});
+        found[static_cast<std::size_t>(comm.rank())] = hd::calibrate<virtual_clock>(comm, node);
+      });
+      CAPTURE(node, found[0].text());
+      for (const hd::links& l : found) CHECK(l == found[0]);
+      const auto close = [](const hd::link_class& a, const hd::link_class& b) {
+        return a.shared == b.shared && std::abs(a.cost.alpha - b.cost.alpha) <= 1e-2 * b.cost.alpha &&
+               std::abs(a.cost.beta - b.cost.beta) <= 1e-2 * b.cost.beta;
+      };
+      CHECK(close(found[0].intra, node == 1 ? inter : intra));
+      CHECK(close(found[0].inter, node == 0 ? intra : inter));
+      CHECK(found[0].node == node);
+    }
+  }
   for (const int node : {1, 2, 3}) {
     hd::threads::run(5, [&](auto& comm) {
       const hd::links l = hd::calibrate(comm, node);
