@@ -8,7 +8,7 @@ usage() {
   cat <<'END'
 usage: bash tests/mutate.sh [--list] [--presets NAMES]
 
-Deletes every event, wait, barrier and fence of include/**/*.cuh in turn, in a copy of the repository, and runs the
+Deletes every event, wait, barrier and fence of the CUDA code under include/ in turn, in a copy of the repository, and runs the
 tests on the emulated device: at least 95 % of the deletions must fail one. A survivor is listed with the reason that
 its line, or the one before, gives as "mutation survives: <why>".
 

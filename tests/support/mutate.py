@@ -11,11 +11,19 @@ import subprocess
 import sys
 import time
 
-# What orders work: calls that return an error code, and calls that return nothing.
-RETURNING = ("cudaEventRecord", "cudaEventRecordWithFlags", "cudaStreamWaitEvent", "cudaEventSynchronize",
-             "cudaStreamSynchronize", "cudaDeviceSynchronize")
-PLAIN = ("__syncthreads", "__syncwarp", "__threadfence", "__threadfence_block", "__threadfence_system")
-CALL = re.compile(r"\b(" + "|".join(RETURNING + PLAIN) + r")\s*\(")
+# What orders work, and what a deleted call gives instead: a wait or an event success, a barrier that counts what its
+# own thread brought, a barrier or fence nothing.
+SUCCESS, OWN, NOTHING = "(auto&&...) { return cudaSuccess; }", "(int own) { return int(own != 0); }", "(auto&&...) {}"
+RESULT = {name: SUCCESS for name in (
+    "cudaEventRecord", "cudaEventRecordWithFlags", "cudaStreamWaitEvent", "cudaEventSynchronize", "cudaEventQuery",
+    "cudaStreamSynchronize", "cudaStreamQuery", "cudaDeviceSynchronize")}
+RESULT |= {"__syncthreads_" + kind: OWN for kind in ("count", "and", "or")}
+RESULT |= {name: NOTHING for name in (
+    "__syncthreads", "__syncwarp", "__threadfence", "__threadfence_block", "__threadfence_system")}
+# The same through a queue or an event of heddle/core/cuda.cuh: a statement `q.wait(e);`.
+METHODS = r"(?<=[;{})\s])((?:\w+(?:\.|->))+)(wait|record|synchronize)"
+CALL = re.compile(r"(?:\b(" + "|".join(RESULT) + r")|" + METHODS + r")\s*\(")
+HOST_SIDE = re.compile(r"#include <(cuda_runtime|nccl)")  # a .hpp that is CUDA code too
 REASON = re.compile(r"mutation survives: *(.*)")
 
 
@@ -27,14 +35,16 @@ def sites(text):
         while depth:
             depth += {"(": 1, ")": -1}.get(code[end], 0)
             end += 1
-        yield match.start(), end, match.group(1), code.count("\n", 0, match.start()) + 1
+        name = match.group(1) or match.group(2) + match.group(3)
+        yield match.start(), end, name, code.count("\n", 0, match.start()) + 1
 
 
 def without(text, begin, end, name):
     """The text with one call deleted; its arguments are still evaluated, so that nothing is unused."""
     arguments = text[text.index("(", begin) + 1:end - 1]
-    result = "return cudaSuccess;" if name in RETURNING else ""
-    return f"{text[:begin]}[](auto&&...) {{ {result} }}({arguments}){text[end:]}"
+    called_on = re.match(r"(.*?)(?:\.|->)\w+$", name)
+    kept = f"static_cast<void>({called_on.group(1)}), " if called_on else ""
+    return f"{text[:begin]}{kept}[]{RESULT.get(name, NOTHING)}({arguments}){text[end:]}"
 
 
 def run(command, cwd, limit=900):
@@ -69,8 +79,10 @@ def main():
     presets = options.presets.split(",")
 
     mutations = []
-    for path in sorted((options.root / "include").rglob("*.cuh")):
+    for path in sorted((options.root / "include").rglob("*.*")):
         text = path.read_text()
+        if path.suffix != ".cuh" and not HOST_SIDE.search(text):
+            continue
         lines = text.split("\n")
         for begin, end, name, line in sites(text):
             reason = REASON.search(lines[line - 1]) or (line > 1 and REASON.search(lines[line - 2]))
