@@ -17,20 +17,12 @@ END
 }
 
 jobs=$(nproc) filter=()
+source "$root/tests/support/install.sh"
 while [ $# -gt 0 ]; do
-  case $1 in
-    --jobs)
-      [[ ${2-} =~ ^[1-9][0-9]*$ ]] || { echo "tests/gpu.sh: --jobs takes a number, not '${2-}'" >&2; exit 2; }
-      jobs=$2
-      shift ;;
-    -h | --help) usage; exit 0 ;;
-    -*) echo "tests/gpu.sh: unknown option $1" >&2; usage >&2; exit 2 ;;
-    *) filter=(-R "$1") ;;
-  esac
-  shift
+  common_option tests/gpu.sh "$@"
+  shift $taken
 done
 
-source "$root/tests/support/install.sh"
 cd "$root"
 
 skip() {

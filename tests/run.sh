@@ -20,7 +20,9 @@ END
 }
 
 presets=(release) jobs=$(nproc) filter=() all=no
+source "$root/tests/support/install.sh"
 while [ $# -gt 0 ]; do
+  taken=1
   case $1 in
     --all) presets=(release asan-ubsan tsan cuda) all=yes ;;
     --preset)
@@ -28,19 +30,12 @@ while [ $# -gt 0 ]; do
         release | asan-ubsan | tsan | cuda) presets=("$2") ;;
         *) echo "tests/run.sh: --preset takes release, asan-ubsan, tsan or cuda, not '${2-}'" >&2; exit 2 ;;
       esac
-      shift ;;
-    --jobs)
-      [[ ${2-} =~ ^[1-9][0-9]*$ ]] || { echo "tests/run.sh: --jobs takes a number, not '${2-}'" >&2; exit 2; }
-      jobs=$2
-      shift ;;
-    -h | --help) usage; exit 0 ;;
-    -*) echo "tests/run.sh: unknown option $1" >&2; usage >&2; exit 2 ;;
-    *) filter=(-R "$1") ;;
+      taken=2 ;;
+    *) common_option tests/run.sh "$@" ;;
   esac
-  shift
+  shift $taken
 done
 
-source "$root/tests/support/install.sh"
 cd "$root"
 need_compiler
 has_header catch2/catch_all.hpp || has_header catch2/catch.hpp || install catch2 "the tests"

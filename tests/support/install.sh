@@ -96,6 +96,21 @@ need_mpi() {
   has_mpi || install libopenmpi-dev "$1"
 }
 
+# common_option SCRIPT WORD...: what every script of the tests takes. Sets `jobs` or `filter`, and `taken`, how many words.
+common_option() {
+  local script=$1
+  shift
+  taken=1
+  case $1 in
+    --jobs)
+      [[ ${2-} =~ ^[1-9][0-9]*$ ]] || { echo "$script: --jobs takes a number, not '${2-}'" >&2; exit 2; }
+      jobs=$2 taken=2 ;;
+    -h | --help) usage; exit 0 ;;
+    -*) echo "$script: unknown option $1" >&2; usage >&2; exit 2 ;;
+    *) filter=(-R "$1") ;;
+  esac
+}
+
 # configure_and_build PRESET TARGET...: with all targets of `all` when none is named.
 configure_and_build() {
   local preset=$1 targets=()
