@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 # cmake -D ROOT=<folder that holds heddle/> -P include_direction.cmake
-# Reads the #include lines of every header and fails on each one that breaks a rule of rules.cmake.
+# Reads the #include lines of every header, and how it declares shared memory, and fails on each one that breaks a rule.
 cmake_minimum_required(VERSION 3.25)
 include("${CMAKE_CURRENT_LIST_DIR}/rules.cmake")
 
@@ -59,8 +59,14 @@ foreach(header IN LISTS headers)
       broken_rule("includes <${target}>, but a .hpp compiles without dependencies")
     endif()
   endforeach()
+  # Tests see nothing of shared memory that is declared in another way: neither overruns nor what is read unwritten.
+  file(STRINGS "${ROOT}/heddle/${header}" lines REGEX "__shared__")
+  list(FILTER lines EXCLUDE REGEX "^[ \t]*//")
+  if(lines AND NOT header STREQUAL "core/shared.cuh")
+    broken_rule("'${lines}' must use HEDDLE_SHARED or HEDDLE_DYNAMIC_SHARED of heddle/core/shared.cuh")
+  endif()
 endforeach()
 if(broken GREATER 0)
-  message(FATAL_ERROR "${broken} broken include rules in ${count} headers")
+  message(FATAL_ERROR "${broken} broken rules in ${count} headers")
 endif()
 message("${count} headers include only what they may")
