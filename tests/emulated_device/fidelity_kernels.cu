@@ -6,6 +6,9 @@
 
 #include "fidelity.cuh"
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include <climits>
 #include <cmath>
 #include <cstdint>
@@ -605,6 +608,48 @@ TEST_CASE("fidelity: atomicAdd hands out each value once") {
   check_tickets<unsigned long long>();
   check_tickets<float>();
   check_tickets<double>();
+}
+
+// Sums of 16-bit types: whole numbers up to the fraction's width are exact, in any order.
+template <class Narrow> __global__ void add_narrow(Narrow* sum, float* before, float value) {
+  const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+  before[i] = static_cast<float>(atomicAdd(sum, Narrow(value)));
+}
+template <class Pair, class Narrow> __global__ void add_pairs(Pair* sum, float2* before) {
+  const Pair old = atomicAdd(sum, Pair(Narrow(1.0f), Narrow(threadIdx.x == 0 ? 2.0f : 0.0f)));
+  before[threadIdx.x] = make_float2(static_cast<float>(old.x), static_cast<float>(old.y));
+}
+
+template <class Narrow, class Pair> void check_narrow_sums(unsigned blocks, float too_large, float too_small) {
+  const unsigned n = blocks * 32;
+  device_array<Narrow> sum(2, Narrow(0.0f));
+  device_array<float> before(n, -1.0f);
+  REQUIRE_CUDA(launch({dim3(blocks), dim3(32)}, add_narrow<Narrow>, sum.data(), before.data(), 1.0f));
+  CHECK(static_cast<float>(sum.get()[0]) == static_cast<float>(n));
+  CHECK(static_cast<float>(sum.get()[1]) == 0.0f);  // the other half of the word
+  std::vector<float> tickets = before.get();
+  std::sort(tickets.begin(), tickets.end());
+  for (unsigned i = 0; i < n; ++i) CHECK(tickets[i] == static_cast<float>(i));
+  // Rounded to the nearest at each step: the smaller addend is lost, a tie goes to even.
+  device_array<Narrow> large(1, Narrow(too_large));
+  REQUIRE_CUDA(launch({dim3(1), dim3(5)}, add_narrow<Narrow>, large.data(), before.data(), too_small));
+  CHECK(static_cast<float>(large.get()[0]) == too_large);
+  device_array<Pair> pair(1, Pair(Narrow(0.0f), Narrow(4.0f)));
+  device_array<float2> old(64, float2{});
+  REQUIRE_CUDA(launch({dim3(1), dim3(64)}, add_pairs<Pair, Narrow>, pair.data(), old.data()));
+  CHECK(static_cast<float>(pair.get()[0].x) == 64.0f);
+  CHECK(static_cast<float>(pair.get()[0].y) == 6.0f);
+  CHECK(old.get()[0].y == 4.0f);
+  // Each half is atomic by itself: the first ones are tickets, whatever the second ones say.
+  std::vector<float> firsts;
+  for (const float2 f : old.get()) firsts.push_back(f.x);
+  std::sort(firsts.begin(), firsts.end());
+  for (unsigned i = 0; i < 64; ++i) CHECK(firsts[i] == static_cast<float>(i));
+}
+
+TEST_CASE("fidelity: atomicAdd of half, bfloat16 and their pairs") {
+  check_narrow_sums<__half, __half2>(8, 2048.0f, 1.0f);
+  check_narrow_sums<__nv_bfloat16, __nv_bfloat162>(4, 256.0f, 1.0f);
 }
 
 // One thread, one place: what each function leaves there and returns.

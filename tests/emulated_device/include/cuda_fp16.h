@@ -141,85 +141,10 @@ using __nv_half2_raw = __half2_raw;
 using nv_half = __half;
 using nv_half2 = __half2;
 
+#define EMULATED_STEM half
 #define EMULATED_NARROW __half
 #define EMULATED_PAIR __half2
 #include "emulated/narrow_functions.h"
-
-// Bits.
-__host__ __device__ inline short __half_as_short(const __half h) {
-  return static_cast<short>(emulated::narrow_bits(h));
-}
-__host__ __device__ inline unsigned short __half_as_ushort(const __half h) { return emulated::narrow_bits(h); }
-__host__ __device__ inline __half __short_as_half(const short i) {
-  return emulated::from_bits<__half>(static_cast<unsigned short>(i));
-}
-__host__ __device__ inline __half __ushort_as_half(const unsigned short i) { return emulated::from_bits<__half>(i); }
-
-// To and from floating point.
-__host__ __device__ inline __half __float2half(const float x) { return __half(x); }
-__host__ __device__ inline __half __float2half_rn(const float x) { return __half(x); }
-__host__ __device__ inline __half __float2half_rz(const float x) {
-  return emulated::round_to<__half>(x, emulated::rounding::zero);
-}
-__host__ __device__ inline __half __float2half_rd(const float x) {
-  return emulated::round_to<__half>(x, emulated::rounding::down);
-}
-__host__ __device__ inline __half __float2half_ru(const float x) {
-  return emulated::round_to<__half>(x, emulated::rounding::up);
-}
-__host__ __device__ inline __half __double2half(const double x) { return __half(x); }
-__host__ __device__ inline float __half2float(const __half h) { return static_cast<float>(h); }
-__host__ __device__ inline __half2 __float2half2_rn(const float x) { return __half2(__half(x), __half(x)); }
-__host__ __device__ inline __half2 __floats2half2_rn(const float x, const float y) {
-  return __half2(__half(x), __half(y));
-}
-__host__ __device__ inline __half2 __float22half2_rn(const float2 x) { return __half2(__half(x.x), __half(x.y)); }
-__host__ __device__ inline float2 __half22float2(const __half2 h) {
-  return {static_cast<float>(h.x), static_cast<float>(h.y)};
-}
-
-// To integers, saturating, and from them.
-#define EMULATED_FROM(suffix, mode, name, integer)                            \
-  __host__ __device__ inline integer __half2##name##suffix(const __half h) {  \
-    return emulated::to_integer(emulated::widen(h), emulated::rounding::mode, \
-                                emulated::integer_of_nan<integer>(false));    \
-  }
-#define EMULATED_TO(suffix, mode, name, integer, wide)                                 \
-  __host__ __device__ inline __half __##name##2half##suffix(const integer i) {         \
-    return emulated::round_to<__half>(static_cast<wide>(i), emulated::rounding::mode); \
-  }
-#define EMULATED_INTEGER(name, integer, wide)    \
-  EMULATED_FROM(_rn, nearest, name, integer)     \
-  EMULATED_FROM(_rz, zero, name, integer)        \
-  EMULATED_FROM(_rd, down, name, integer)        \
-  EMULATED_FROM(_ru, up, name, integer)          \
-  EMULATED_TO(_rn, nearest, name, integer, wide) \
-  EMULATED_TO(_rz, zero, name, integer, wide)    \
-  EMULATED_TO(_rd, down, name, integer, wide)    \
-  EMULATED_TO(_ru, up, name, integer, wide)
-
-EMULATED_FROM(_rz, zero, char, signed char)
-EMULATED_FROM(_rz, zero, uchar, unsigned char)
-EMULATED_INTEGER(short, short, long long)
-EMULATED_INTEGER(ushort, unsigned short, long long)
-EMULATED_INTEGER(int, int, long long)
-EMULATED_INTEGER(uint, unsigned, long long)
-EMULATED_INTEGER(ll, long long, long long)
-EMULATED_INTEGER(ull, unsigned long long, unsigned long long)
-#undef EMULATED_INTEGER
-#undef EMULATED_TO
-#undef EMULATED_FROM
-
-// Pairs: made and taken apart.
-__host__ __device__ inline __half2 make_half2(const __half x, const __half y) { return __half2(x, y); }
-__host__ __device__ inline __half2 __halves2half2(const __half x, const __half y) { return __half2(x, y); }
-__host__ __device__ inline __half2 __half2half2(const __half x) { return __half2(x, x); }
-__host__ __device__ inline __half __low2half(const __half2 a) { return a.x; }
-__host__ __device__ inline __half __high2half(const __half2 a) { return a.y; }
-__host__ __device__ inline __half2 __low2half2(const __half2 a) { return __half2(a.x, a.x); }
-__host__ __device__ inline __half2 __high2half2(const __half2 a) { return __half2(a.y, a.y); }
-__host__ __device__ inline __half2 __lows2half2(const __half2 a, const __half2 b) { return __half2(a.x, b.x); }
-__host__ __device__ inline __half2 __highs2half2(const __half2 a, const __half2 b) { return __half2(a.y, b.y); }
 
 #define CUDART_INF_FP16 __ushort_as_half(static_cast<unsigned short>(0x7c00))
 #define CUDART_NAN_FP16 __ushort_as_half(static_cast<unsigned short>(0x7fff))
@@ -228,12 +153,3 @@ __host__ __device__ inline __half2 __highs2half2(const __half2 a, const __half2 
 #define CUDART_NEG_ZERO_FP16 __ushort_as_half(static_cast<unsigned short>(0x8000))
 #define CUDART_ZERO_FP16 __ushort_as_half(static_cast<unsigned short>(0x0000))
 #define CUDART_ONE_FP16 __ushort_as_half(static_cast<unsigned short>(0x3c00))
-
-inline __half atomicAdd(__half* p, __half value) {
-  return emulated::update(p, [=](__half old) { return __hadd(old, value); });
-}
-/// Each half by itself, as on the device.
-inline __half2 atomicAdd(__half2* p, __half2 value) {
-  emulated::check_alignment(p);
-  return {atomicAdd(&p->x, value.x), atomicAdd(&p->y, value.y)};
-}

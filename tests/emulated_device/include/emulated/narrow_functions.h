@@ -1,11 +1,15 @@
 // SPDX-FileCopyrightText: The Heddle authors
 // SPDX-License-Identifier: Apache-2.0
 
-// What:   the functions that half and bfloat16 share by name. Included once for each, with EMULATED_NARROW and
-//         EMULATED_PAIR naming the type and its pair; not a header to include by itself, and so without a guard.
+// What:   the functions that half and bfloat16 share, but for that part of the name. Included once for each, with
+//         EMULATED_STEM the part, EMULATED_NARROW and EMULATED_PAIR the type and its pair; not a header to include by
+//         itself, and so without a guard.
 // Limits: functions of a real argument are computed in double and rounded: at least as exact as a device, not always
 //         equal to it in the last bit. NaN results are the canonical 0x7fff.
 
+#define EMULATED_PASTE_(before, stem, after) before##stem##after
+#define EMULATED_PASTE(before, stem, after) EMULATED_PASTE_(before, stem, after)
+#define EMULATED_NAME(before, after) EMULATED_PASTE(before, EMULATED_STEM, after)  // (__, 2float) is __half2float
 #define EMULATED_UNARY(name, expression) \
   __device__ inline EMULATED_NARROW name(const EMULATED_NARROW a) { return expression; }
 #define EMULATED_BINARY(name, expression)                                                             \
@@ -198,14 +202,125 @@ __host__ __device__ inline EMULATED_PAIR __lowhigh2highlow(const EMULATED_PAIR a
 __host__ __device__ inline float __low2float(const EMULATED_PAIR a) { return static_cast<float>(a.x); }
 __host__ __device__ inline float __high2float(const EMULATED_PAIR a) { return static_cast<float>(a.y); }
 
+// Bits.
+__host__ __device__ inline short EMULATED_NAME(__, _as_short)(const EMULATED_NARROW h) {
+  return static_cast<short>(emulated::narrow_bits(h));
+}
+__host__ __device__ inline unsigned short EMULATED_NAME(__, _as_ushort)(const EMULATED_NARROW h) {
+  return emulated::narrow_bits(h);
+}
+__host__ __device__ inline EMULATED_NARROW EMULATED_NAME(__short_as_, )(const short i) {
+  return emulated::from_bits<EMULATED_NARROW>(static_cast<unsigned short>(i));
+}
+__host__ __device__ inline EMULATED_NARROW EMULATED_NAME(__ushort_as_, )(const unsigned short i) {
+  return emulated::from_bits<EMULATED_NARROW>(i);
+}
+
+// To and from floating point.
+__host__ __device__ inline EMULATED_NARROW EMULATED_NAME(__float2, )(const float x) { return EMULATED_NARROW(x); }
+__host__ __device__ inline EMULATED_NARROW EMULATED_NAME(__float2, _rn)(const float x) { return EMULATED_NARROW(x); }
+__host__ __device__ inline EMULATED_NARROW EMULATED_NAME(__float2, _rz)(const float x) {
+  return emulated::round_to<EMULATED_NARROW>(x, emulated::rounding::zero);
+}
+__host__ __device__ inline EMULATED_NARROW EMULATED_NAME(__float2, _rd)(const float x) {
+  return emulated::round_to<EMULATED_NARROW>(x, emulated::rounding::down);
+}
+__host__ __device__ inline EMULATED_NARROW EMULATED_NAME(__float2, _ru)(const float x) {
+  return emulated::round_to<EMULATED_NARROW>(x, emulated::rounding::up);
+}
+__host__ __device__ inline EMULATED_NARROW EMULATED_NAME(__double2, )(const double x) { return EMULATED_NARROW(x); }
+__host__ __device__ inline float EMULATED_NAME(__, 2float)(const EMULATED_NARROW h) { return static_cast<float>(h); }
+__host__ __device__ inline EMULATED_PAIR EMULATED_NAME(__float2, 2_rn)(const float x) {
+  return EMULATED_PAIR(EMULATED_NARROW(x), EMULATED_NARROW(x));
+}
+__host__ __device__ inline EMULATED_PAIR EMULATED_NAME(__floats2, 2_rn)(const float x, const float y) {
+  return EMULATED_PAIR(EMULATED_NARROW(x), EMULATED_NARROW(y));
+}
+__host__ __device__ inline EMULATED_PAIR EMULATED_NAME(__float22, 2_rn)(const float2 x) {
+  return EMULATED_PAIR(EMULATED_NARROW(x.x), EMULATED_NARROW(x.y));
+}
+__host__ __device__ inline float2 EMULATED_NAME(__, 22float2)(const EMULATED_PAIR h) {
+  return {static_cast<float>(h.x), static_cast<float>(h.y)};
+}
+
+// To integers, saturating, and from them.
+#define EMULATED_FROM(suffix, mode, name, integer)                                                 \
+  __host__ __device__ inline integer EMULATED_NAME(__, 2##name##suffix)(const EMULATED_NARROW h) { \
+    return emulated::to_integer(emulated::widen(h), emulated::rounding::mode,                      \
+                                emulated::integer_of_nan<integer>(false));                         \
+  }
+#define EMULATED_TO(suffix, mode, name, integer, wide)                                             \
+  __host__ __device__ inline EMULATED_NARROW EMULATED_NAME(__##name##2, suffix)(const integer i) { \
+    return emulated::round_to<EMULATED_NARROW>(static_cast<wide>(i), emulated::rounding::mode);    \
+  }
+#define EMULATED_INTEGER(name, integer, wide)    \
+  EMULATED_FROM(_rn, nearest, name, integer)     \
+  EMULATED_FROM(_rz, zero, name, integer)        \
+  EMULATED_FROM(_rd, down, name, integer)        \
+  EMULATED_FROM(_ru, up, name, integer)          \
+  EMULATED_TO(_rn, nearest, name, integer, wide) \
+  EMULATED_TO(_rz, zero, name, integer, wide)    \
+  EMULATED_TO(_rd, down, name, integer, wide)    \
+  EMULATED_TO(_ru, up, name, integer, wide)
+
+EMULATED_FROM(_rz, zero, char, signed char)
+EMULATED_FROM(_rz, zero, uchar, unsigned char)
+EMULATED_INTEGER(short, short, long long)
+EMULATED_INTEGER(ushort, unsigned short, long long)
+EMULATED_INTEGER(int, int, long long)
+EMULATED_INTEGER(uint, unsigned, long long)
+EMULATED_INTEGER(ll, long long, long long)
+EMULATED_INTEGER(ull, unsigned long long, unsigned long long)
+#undef EMULATED_INTEGER
+#undef EMULATED_TO
+#undef EMULATED_FROM
+
+// Pairs: made and taken apart.
+__host__ __device__ inline EMULATED_PAIR EMULATED_NAME(make_, 2)(const EMULATED_NARROW x, const EMULATED_NARROW y) {
+  return EMULATED_PAIR(x, y);
+}
+__host__ __device__ inline EMULATED_PAIR EMULATED_NAME(__halves2, 2)(const EMULATED_NARROW x, const EMULATED_NARROW y) {
+  return EMULATED_PAIR(x, y);
+}
+__host__ __device__ inline EMULATED_PAIR EMULATED_NAME(EMULATED_NAME(__, 2), 2)(const EMULATED_NARROW x) {
+  return EMULATED_PAIR(x, x);
+}
+__host__ __device__ inline EMULATED_NARROW EMULATED_NAME(__low2, )(const EMULATED_PAIR a) { return a.x; }
+__host__ __device__ inline EMULATED_NARROW EMULATED_NAME(__high2, )(const EMULATED_PAIR a) { return a.y; }
+__host__ __device__ inline EMULATED_PAIR EMULATED_NAME(__low2, 2)(const EMULATED_PAIR a) {
+  return EMULATED_PAIR(a.x, a.x);
+}
+__host__ __device__ inline EMULATED_PAIR EMULATED_NAME(__high2, 2)(const EMULATED_PAIR a) {
+  return EMULATED_PAIR(a.y, a.y);
+}
+__host__ __device__ inline EMULATED_PAIR EMULATED_NAME(__lows2, 2)(const EMULATED_PAIR a, const EMULATED_PAIR b) {
+  return EMULATED_PAIR(a.x, b.x);
+}
+__host__ __device__ inline EMULATED_PAIR EMULATED_NAME(__highs2, 2)(const EMULATED_PAIR a, const EMULATED_PAIR b) {
+  return EMULATED_PAIR(a.y, b.y);
+}
+
+inline EMULATED_NARROW atomicAdd(EMULATED_NARROW* p, EMULATED_NARROW value) {
+  return emulated::update(p, [=](EMULATED_NARROW old) { return __hadd(old, value); });
+}
+/// Each half by itself, as on the device.
+inline EMULATED_PAIR atomicAdd(EMULATED_PAIR* p, EMULATED_PAIR value) {
+  emulated::check_alignment(p);
+  return {atomicAdd(&p->x, value.x), atomicAdd(&p->y, value.y)};
+}
+
 template <> inline constexpr bool emulated::has_cached_access<EMULATED_NARROW> = true;
 template <> inline constexpr bool emulated::has_cached_access<EMULATED_PAIR> = true;
 
+#undef EMULATED_PASTE_
+#undef EMULATED_PASTE
+#undef EMULATED_NAME
 #undef EMULATED_UNARY
 #undef EMULATED_BINARY
 #undef EMULATED_TERNARY
 #undef EMULATED_UNARY_PAIR
 #undef EMULATED_BINARY_PAIR
 #undef EMULATED_TERNARY_PAIR
+#undef EMULATED_STEM
 #undef EMULATED_NARROW
 #undef EMULATED_PAIR
