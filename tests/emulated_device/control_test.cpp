@@ -8,6 +8,7 @@
 
 #include <emulated/control.h>
 
+#include <atomic>
 #include <set>
 #include <string>
 #include <thread>
@@ -19,6 +20,7 @@ __global__ void note_order(int* order, unsigned* next, int who) {
   order[atomicAdd(next, 1u)] = who + static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
 }
 __global__ void nothing() {}
+__global__ void add_one(int* sum) { atomicAdd(sum, 1); }
 
 // Twelve kernels on four streams; the order in which their threads ran.
 std::vector<int> order_under(const emulated::options& o) {
@@ -249,6 +251,83 @@ TEST_CASE("emulated: a host function may not call CUDA") {
   CHECK(cudaDeviceSynchronize() == cudaSuccess);
   CHECK(inside == cudaErrorNotPermitted);
   static_cast<void>(cudaGetLastError());
+}
+
+TEST_CASE("emulated: other threads may call CUDA while a host function runs") {
+  struct meeting {
+    std::atomic<bool> entered = false, leave = false;
+  } m;
+  cudaStream_t slow, other;
+  cudaStreamCreateWithFlags(&slow, cudaStreamNonBlocking);
+  cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
+  const device_array<int> sum(std::vector<int>(1, 0));
+  cudaDeviceSynchronize();
+  std::thread waits([&] {
+    cudaLaunchHostFunc(
+        slow,
+        [](void* p) {
+          auto& here = *static_cast<meeting*>(p);
+          here.entered = true;
+          while (!here.leave) std::this_thread::yield();
+        },
+        &m);
+    cudaStreamSynchronize(slow);
+  });
+  while (!m.entered) std::this_thread::yield();
+  CHECK(launch({1, 32, 0, other}, add_one, sum.data()) == cudaSuccess);
+  CHECK(cudaStreamSynchronize(other) == cudaSuccess);
+  CHECK(cudaStreamQuery(slow) == cudaErrorNotReady);
+  static_cast<void>(cudaGetLastError());
+  m.leave = true;
+  waits.join();
+  CHECK(cudaStreamQuery(slow) == cudaSuccess);
+  CHECK(sum.host()[0] == 32);
+  cudaStreamDestroy(slow);
+  cudaStreamDestroy(other);
+}
+
+TEST_CASE("emulated: an item waits for what another host thread does") {
+  emulated::reset({.seed = emulated::current().seed, .devices = 3});
+  std::atomic<int> arrived = 0, wrong = 0;
+  std::vector<std::thread> hosts;
+  std::vector<int> sums(3, 0);
+  for (int h = 0; h < 3; ++h) {
+    hosts.emplace_back([&, h] {
+      cudaSetDevice(h);  // of its own: who waits for a device waits for all that is on it
+      cudaStream_t stream;
+      cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+      const device_array<int> sum(std::vector<int>(1, 0));
+      cudaDeviceSynchronize();
+      launch({1, 32, 0, stream}, add_one, sum.data());
+      wrong += emulated::enqueue(stream, "arrive", [&] { ++arrived; }) != cudaSuccess;
+      wrong += emulated::enqueue_wait(stream, "wait for three", [&] { return arrived == 3; }) != cudaSuccess;
+      launch({1, 32, 0, stream}, add_one, sum.data());
+      wrong += cudaStreamSynchronize(stream) != cudaSuccess || arrived != 3;
+      sums[static_cast<std::size_t>(h)] = sum.host()[0];
+      cudaStreamDestroy(stream);
+    });
+  }
+  for (std::thread& t : hosts) t.join();
+  CHECK(wrong == 0);
+  CHECK(sums == std::vector<int>(3, 64));
+}
+
+TEST_CASE("emulated: hosts that wait for each other for ever are a deadlock, by name") {
+  emulated::reset({.stall_seconds = 0.3});
+  cudaStream_t stream;
+  cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  launch({1, 1, 0, stream}, nothing);
+  emulated::enqueue_wait(stream, "wait for Godot", [] { return false; });
+  launch({1, 1, 0, stream}, nothing);
+  CHECK(cudaStreamQuery(stream) == cudaErrorNotReady);
+  CHECK(cudaStreamSynchronize(stream) == cudaErrorLaunchTimeout);
+  REQUIRE(emulated::faults().size() == 1);
+  const std::string said = emulated::faults()[0];
+  CHECK(said.find("a deadlock: a host thread waits for stream 2 of device 0, and nothing can run.") == 0);
+  CHECK(said.find("\n  stream 2 of device 0: wait for Godot, which isn't ready, and 1 more") != said.npos);
+  emulated::clear_faults();
+  static_cast<void>(cudaGetLastError());
+  cudaStreamDestroy(stream);
 }
 
 TEST_CASE("emulated: several host threads share the devices") {

@@ -512,11 +512,40 @@ __global__ void write_dynamic(int n) {
   volatile int* t = tile;
   t[n - 1] = 1;
 }
-__global__ void read_vector(const float* p, float* to) { *to = reinterpret_cast<const float4*>(p)->y; }
+template <class Vector> __global__ void read_vector(const char* p, Vector* to) {
+  *to = *reinterpret_cast<const Vector*>(p);
+}
+template <class Vector> __global__ void write_vector(const Vector* p, char* to) {
+  *reinterpret_cast<Vector*>(to) = *p;
+}
+__global__ void read_element(const char* p, float* to) { *to = reinterpret_cast<const float4*>(p)->y; }
 __global__ void load_vector(const float* p, float* to) { *to = __ldg(reinterpret_cast<const float4*>(p)).y; }
 __global__ void read_shared(int* to) {
   HEDDLE_SHARED(int[4], tile);
   *to = tile[2];
+}
+
+// Plain accesses through a pointer, at an address that is good for half of the type's alignment, and at a good one.
+template <class... Vectors> void check_plain_vectors(float* p) {
+  char* const bytes = reinterpret_cast<char*>(p);
+  const auto one = [&](auto vector) {
+    using type = decltype(vector);
+    auto* const end = reinterpret_cast<type*>(bytes + 32);
+    for (const char* bad : {bytes + alignof(type) / 2, bytes + 1}) {
+      const std::string read = fault_of({1, 2}, read_vector<type>, bad, end);
+      CHECK(contains(read, "cudaErrorMisalignedAddress"));
+      CHECK(contains(read, "kernel detects::read_vector<"));
+      CHECK(contains(read, "block (0, 0, 0), thread ("));
+      CHECK(contains(read, "detects_test.cpp:"));
+      CHECK(contains(fault_of({1, 2}, write_vector<type>, static_cast<const type*>(end), const_cast<char*>(bad)),
+                     "cudaErrorMisalignedAddress"));
+    }
+    const char* const good = bytes + alignof(type);
+    CHECK(fault_of({1, 2}, read_vector<type>, good, end) == "cudaSuccess");
+    const auto* const from = static_cast<const type*>(end);
+    CHECK(fault_of({1, 2}, write_vector<type>, from, const_cast<char*>(good)) == "cudaSuccess");
+  };
+  (one(Vectors{}), ...);
 }
 
 const program beyond_end("write", [](int n) {
@@ -532,11 +561,6 @@ const program read_outside("read", [](int at) {
 });
 const program beyond_shared("write shared", [](int n) { fault_of({1, 1}, write_shared, n); });
 const program beyond_dynamic("write dynamic", [](int n) { fault_of({1, 1, 64}, write_dynamic, n); });
-const program plain_vector("read vector", [](int at) {
-  float* p = zeros<float>(16);
-  fault_of({1, 1}, read_vector, static_cast<const float*>(p + at), p);
-  cudaFree(p);
-});
 const program host_reads("host reads", [](int) {
   int* p = zeros<int>(4);
   std::printf("%d", *const_cast<volatile int*>(p));
@@ -576,13 +600,49 @@ TEST_CASE("emulated: a misaligned vector load is an error") {
   const float* const odd = p + 1;
   CHECK(contains(fault_of({1, 1}, load_vector, odd, p), "cudaErrorMisalignedAddress"));
   CHECK(fault_of({1, 1}, load_vector, static_cast<const float*>(p + 4), p) == "cudaSuccess");
-  if (with_asan) {  // the build has UndefinedBehaviorSanitizer too
-    CHECK(run("read vector", 4).well);
-    const ending plain = run("read vector", 1);
-    CHECK(!plain.well);
-    CHECK(plain.says("misaligned address"));
-  }
+  check_plain_vectors<float4, double2, uint4, float2, int2, double, float>(p);
+  char* const bytes = reinterpret_cast<char*>(p);
+  CHECK(contains(fault_of({1, 1}, read_element, static_cast<const char*>(bytes + 4), p), "MisalignedAddress"));
+  CHECK(fault_of({1, 1}, read_element, static_cast<const char*>(bytes + 16), p) == "cudaSuccess");
   cudaFree(p);
+}
+
+namespace detects {
+
+__global__ void read_number(const int* p, int* to) { *to = *p; }
+
+// A kernel of device 0 reads what lies on device 1: 0 without access, 1 with access, from a pool 2 without and 3 with.
+const program read_of_a_peer("read of a peer", [](int how) {
+  int *here = zeros<int>(1), *there = nullptr;
+  cudaMemPool_t pool = nullptr;
+  if (how == 1) cudaDeviceEnablePeerAccess(1, 0);
+  cudaSetDevice(1);
+  if (how < 2) {
+    there = zeros<int>(1);
+  } else {
+    cudaMallocAsync(&there, sizeof(int), nullptr);
+    cudaMemsetAsync(there, 0, sizeof(int));
+    cudaDeviceGetDefaultMemPool(&pool, 1);
+    const cudaMemAccessDesc access{{cudaMemLocationTypeDevice, 0}, cudaMemAccessFlagsProtReadWrite};
+    if (how == 3) cudaMemPoolSetAccess(pool, &access, 1);
+  }
+  cudaDeviceSynchronize();
+  cudaSetDevice(0);
+  cudaMemcpy(here, there, sizeof(int), cudaMemcpyDefault);  // CUDA copies between devices in any case
+  launch({1, 1}, read_number, static_cast<const int*>(there), here);
+  cudaDeviceSynchronize();
+  cudaFree(here);
+  cudaFree(there);
+});
+
+}  // namespace detects
+
+TEST_CASE("emulated: a kernel that reads another device's memory without peer access is found") {
+  for (const int how : {0, 1, 2, 3}) {
+    const ending e = run("read of a peer", how);
+    CHECK(e.well == (!with_asan || how % 2 == 1));
+    CHECK(e.says("in kernel detects::read_number") == !e.well);
+  }
 }
 
 TEST_CASE("emulated: memory is poisoned until it is written") {

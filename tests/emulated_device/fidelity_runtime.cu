@@ -483,6 +483,60 @@ TEST_CASE("fidelity: a copy between devices waits for both and holds both back")
   CHECK(to.get()[0] == 7);
 }
 
+TEST_CASE("fidelity: peer access is enabled once and disabled once") {
+  int can = -1;
+  REQUIRE_CUDA(cudaDeviceCanAccessPeer(&can, 0, 0));
+  CHECK(can == 0);
+  CHECK_ERROR(cudaErrorInvalidDevice, cudaDeviceCanAccessPeer(&can, 0, device_count()));
+  CHECK_ERROR(cudaErrorInvalidDevice, cudaDeviceEnablePeerAccess(0, 0));
+  if (device_count() < 2) return;
+  REQUIRE_CUDA(cudaDeviceCanAccessPeer(&can, 0, 1));
+  CHECK_ERROR(cudaErrorPeerAccessNotEnabled, cudaDeviceDisablePeerAccess(1));
+  if (can == 0) {
+    CHECK_ERROR(cudaErrorPeerAccessUnsupported, cudaDeviceEnablePeerAccess(1, 0));
+    return;
+  }
+  CHECK_ERROR(cudaErrorInvalidValue, cudaDeviceEnablePeerAccess(1, 1));
+  REQUIRE_CUDA(cudaDeviceEnablePeerAccess(1, 0));
+  CHECK_ERROR(cudaErrorPeerAccessAlreadyEnabled, cudaDeviceEnablePeerAccess(1, 0));
+  int* there = nullptr;
+  {
+    const on_device second(1);
+    REQUIRE_CUDA(cudaMalloc(&there, sizeof(int)));
+    REQUIRE_CUDA(launch({}, write_late, there, 7));
+    REQUIRE_CUDA(cudaDeviceSynchronize());
+  }
+  REQUIRE_CUDA(launch({}, add_late, there, 10));  // a kernel of the first device
+  int got = 0;
+  REQUIRE_CUDA(cudaMemcpy(&got, there, sizeof got, cudaMemcpyDefault));
+  CHECK(got == 17);
+  REQUIRE_CUDA(cudaDeviceDisablePeerAccess(1));
+  CHECK_ERROR(cudaErrorPeerAccessNotEnabled, cudaDeviceDisablePeerAccess(1));
+  REQUIRE_CUDA(cudaFree(there));
+}
+
+__global__ void __launch_bounds__(96) bounded(int* p) { p[threadIdx.x] = 1; }
+template <int Threads> __global__ void __launch_bounds__(Threads, 1) bounded_by(int* p) { p[threadIdx.x] = 2; }
+
+TEST_CASE("fidelity: a block is no larger than the kernel's launch bounds") {
+  device_array<int> at(256, 0);
+  REQUIRE_CUDA(launch({dim3(1), dim3(32, 3)}, bounded, at.data()));
+  CHECK_ONE_OF(launch({dim3(1), dim3(97)}, bounded, at.data()), cudaErrorInvalidValue, cudaErrorInvalidConfiguration,
+               cudaErrorLaunchOutOfResources);
+  REQUIRE_CUDA(launch({dim3(1), dim3(224)}, bounded_by<224>, at.data()));
+  CHECK_ONE_OF(launch({dim3(1), dim3(7, 33)}, bounded_by<224>, at.data()), cudaErrorInvalidValue,
+               cudaErrorInvalidConfiguration, cudaErrorLaunchOutOfResources);
+  const auto got = at.get();
+  CHECK(std::count(got.begin(), got.end(), 2) == 224);
+  cudaFuncAttributes attributes{};
+  REQUIRE_CUDA(cudaFuncGetAttributes(&attributes, bounded_by<224>));
+  CHECK(attributes.maxThreadsPerBlock == 224);
+  int grid = 0, threads = 0;
+  REQUIRE_CUDA(cudaOccupancyMaxPotentialBlockSize(&grid, &threads, bounded, 0, 0));
+  CHECK(threads > 0);
+  CHECK(threads <= 96);
+}
+
 TEST_CASE("fidelity: occupancy keeps to the limits of a multiprocessor") {
   const cudaDeviceProp p = properties();
   int before = p.maxBlocksPerMultiProcessor;

@@ -20,6 +20,8 @@ cudaError_t launch(const void* kernel, const cudaLaunchConfig_t* config, std::si
                    std::function<void()> body);
 /// Queues work that isn't a kernel of the user's but runs on the device in stream order: what a library call does.
 cudaError_t enqueue(cudaStream_t stream, const char* name, std::function<void()> body);
+/// Queues something that is done when `ready` says so: a library waits there for what other host threads will call.
+cudaError_t enqueue_wait(cudaStream_t stream, const char* name, std::function<bool()> ready);
 /// From now on a symbol's address is one of device memory.
 cudaError_t symbol_address(void** pointer, void* symbol, std::size_t bytes);
 /// Copies a symbol: `offset` and `bytes` are checked against its size.
@@ -93,13 +95,16 @@ inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, vo
   return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, reinterpret_cast<const void*>(kernel), threads,
                                                        shared_bytes);
 }
-/// The whole of a block's limit, since no registers are counted.
+/// As many threads as the kernel's launch bounds allow, since no registers are counted.
 template <class... Parameters>
 inline cudaError_t cudaOccupancyMaxPotentialBlockSize(int* min_grid, int* threads, void (*kernel)(Parameters...),
                                                       std::size_t shared_bytes = 0, int limit = 0) {
   int blocks = 0, processors = 0, device = 0;
-  *threads = limit > 0 && limit < 1024 ? limit : 1024;
-  cudaError_t status = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, *threads, shared_bytes);
+  cudaFuncAttributes attributes{};
+  cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
+  *threads = limit > 0 && limit < attributes.maxThreadsPerBlock ? limit : attributes.maxThreadsPerBlock;
+  if (status == cudaSuccess)
+    status = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, *threads, shared_bytes);
   if (status == cudaSuccess) status = cudaGetDevice(&device);
   if (status == cudaSuccess) status = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   *min_grid = blocks * processors;

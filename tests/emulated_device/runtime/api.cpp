@@ -52,6 +52,27 @@ std::string name_of_kernel(const void* kernel) {
   return name.rfind("void ", 0) == 0 ? name.substr(5) : name;
 }
 
+#if defined(__x86_64__)
+// Where NOPs begin: qualifiers.h puts them before kernels that have launch bounds.
+using code = const unsigned char*;
+extern "C" {
+[[gnu::weak, gnu::visibility("hidden")]] extern const code __start___patchable_function_entries[];
+[[gnu::weak, gnu::visibility("hidden")]] extern const code __stop___patchable_function_entries[];
+}
+
+// Threads that a block of this kernel may have.
+int bound_of(const void* kernel) {
+  const code end = static_cast<code>(kernel);
+  for (const code* p = __start___patchable_function_entries; p != __stop___patchable_function_entries; ++p) {
+    if (*p < end && end - *p <= 1024 && std::all_of(*p, end, [](unsigned char c) { return c == 0x90; }))
+      return static_cast<int>(end - *p);
+  }
+  return 1024;
+}
+#else
+int bound_of(const void*) { return 1024; }
+#endif
+
 // The dynamic shared memory that cudaFuncSetAttribute has granted a kernel, or null.
 const int* granted(machine& m, const void* kernel) {
   const auto found = own_device(m).dynamic_shared.find(kernel);
@@ -62,6 +83,7 @@ cudaError_t check_config(machine& m, const void* kernel, const cudaLaunchConfig_
   const dim3 b = c.blockDim, g = c.gridDim;
   if (!b.x || !b.y || !b.z || !g.x || !g.y || !g.z) return cudaErrorInvalidConfiguration;
   if (b.x > 1024 || b.y > 1024 || b.z > 64 || b.x * b.y * b.z > 1024) return cudaErrorInvalidConfiguration;
+  if (b.x * b.y * b.z > static_cast<unsigned>(bound_of(kernel))) return cudaErrorInvalidValue;
   if (g.x > 0x7fffffffu || g.y > 65535 || g.z > 65535) return cudaErrorInvalidConfiguration;
   const int* const more = granted(m, kernel);
   if (c.dynamicSmemBytes > (more ? static_cast<std::size_t>(*more) : shared_default)) return cudaErrorInvalidValue;
@@ -84,8 +106,11 @@ void queue_grid(machine& m, const std::shared_ptr<stream>& s, grid g, std::funct
   std::string name = g.name;
   m.push(
       s, name,
-      [&broken, failed, g = std::move(g), body = std::move(body)] {
-        if (broken == cudaSuccess) *failed = run_grid(g, body);
+      [&m, &broken, on = s->device, failed, g = std::move(g), body = std::move(body)] {
+        if (broken != cudaSuccess) return;
+        m.conceal_peers(on, true);
+        *failed = run_grid(g, body);
+        m.conceal_peers(on, false);
       },
       {},
       [&m, &broken, failed, name] {
@@ -139,6 +164,16 @@ cudaError_t enqueue(cudaStream_t stream, const char* name, std::function<void()>
   return c.end(cudaSuccess);
 }
 
+cudaError_t enqueue_wait(cudaStream_t stream, const char* name, std::function<bool()> ready) {
+  call c;
+  const cudaError_t code = c.start();
+  if (code != cudaSuccess) return c.end(code);
+  const auto s = c.m.find(stream);
+  if (!s) return c.end(cudaErrorInvalidResourceHandle);
+  c.m.push(s, name, [] {}, {}, {}, std::move(ready));
+  return c.end(cudaSuccess);
+}
+
 }  // namespace emulated
 
 using namespace emulated;
@@ -180,7 +215,7 @@ cudaError_t cudaGetDeviceCount(int* count) {
 }
 cudaError_t cudaSetDevice(int device) {
   call c(false);
-  if (c.m.in_item) return c.end(cudaErrorNotPermitted);
+  if (me().in_item) return c.end(cudaErrorNotPermitted);
   if (c.m.devices.empty()) return c.end(cudaErrorNoDevice);
   if (no_device(c.m, device)) return c.end(cudaErrorInvalidDevice);
   me().device = device;
@@ -202,7 +237,7 @@ cudaError_t cudaDeviceSynchronize() {
 }
 cudaError_t cudaDeviceReset() {
   call c(false);
-  if (c.m.in_item) return c.end(cudaErrorNotPermitted);
+  if (me().in_item) return c.end(cudaErrorNotPermitted);
   if (c.m.devices.empty()) return c.end(cudaErrorNoDevice);
   const int on = me().device;
   c.m.wait_for_device(on);
@@ -352,7 +387,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
 // Returns at once; what is in the stream still runs.
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   call c;
-  if (c.m.in_item) return c.end(cudaErrorNotPermitted);
+  if (me().in_item) return c.end(cudaErrorNotPermitted);
   const auto found = c.m.streams.find(stream);
   if (found == c.m.streams.end()) return c.end(cudaErrorInvalidResourceHandle);
   c.m.streams.erase(found);
@@ -366,8 +401,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   if (code != cudaSuccess) return c.end(code);
   const auto s = c.m.find(stream);
   if (!s) return c.end(cudaErrorInvalidResourceHandle);
-  // Asking again and again must end: each query lets one item run, half of the time.
-  if (!machine::reached(machine::end_of(s)) && c.m.random.coin()) c.m.wait_for({s, s->run + 1});
+  c.m.ask(machine::end_of(s));  // asking again and again must end
   if (!machine::reached(machine::end_of(s))) return c.end(cudaErrorNotReady);
   c.m.wait_for(machine::end_of(s));
   return c.end(c.state(s->device));
@@ -432,8 +466,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
   if (!function) return c.end(cudaErrorInvalidValue);
   c.m.push(s, "host function", [&m = c.m, function, data, on = s->device] {
     if (m.devices[static_cast<std::size_t>(on)].broken != cudaSuccess) return;  // unlike callbacks, CUDA says
-    m.conceal();  // it is host code
-    function(data);
+    m.run_unlocked([=] { function(data); });
   });
   return c.end(cudaSuccess);
 }
@@ -445,8 +478,8 @@ cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t call
   if (!s) return c.end(cudaErrorInvalidResourceHandle);
   if (!callback || flags != 0) return c.end(cudaErrorInvalidValue);
   c.m.push(s, "callback", [&m = c.m, callback, stream, data, on = s->device] {
-    m.conceal();
-    callback(stream, m.devices[static_cast<std::size_t>(on)].broken, data);
+    const cudaError_t state = m.devices[static_cast<std::size_t>(on)].broken;
+    m.run_unlocked([=] { callback(stream, state, data); });
   });
   return c.end(cudaSuccess);
 }
@@ -487,7 +520,7 @@ cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlag
 // Who waits for it already still does.
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   call c(false);
-  if (c.m.in_item) return c.end(cudaErrorNotPermitted);
+  if (me().in_item) return c.end(cudaErrorNotPermitted);
   if (!c.m.events.erase(event)) return c.end(cudaErrorInvalidResourceHandle);
   delete event;
   return c.end(cudaSuccess);
@@ -516,11 +549,12 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   if (code != cudaSuccess) return c.end(code);
   if (!c.m.events.count(event)) return c.end(cudaErrorInvalidResourceHandle);
   if (!event->last) return c.end(cudaSuccess);
-  const point& at = event->last->at;
-  if (!event->last->done && c.m.random.coin()) c.m.wait_for({at.of, at.of->run + 1});
-  if (!event->last->done) return c.end(cudaErrorNotReady);
-  c.m.wait_for(at);
-  return c.end(c.state(event->device));
+  const std::shared_ptr<recording> last = event->last;
+  const int on = event->device;
+  c.m.ask(last->at);
+  if (!last->done) return c.end(cudaErrorNotReady);
+  c.m.wait_for(last->at);
+  return c.end(c.state(on));
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
@@ -528,8 +562,9 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   const cudaError_t code = c.start();
   if (code != cudaSuccess) return c.end(code);
   if (!c.m.events.count(event)) return c.end(cudaErrorInvalidResourceHandle);
+  const int on = event->device;
   if (event->last) c.m.wait_for(event->last->at);
-  return c.end(c.state(event->device));
+  return c.end(c.state(on));
 }
 
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
@@ -571,7 +606,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* ke
   if (!attributes) return c.end(cudaErrorInvalidValue);
   if (!kernel) return c.end(cudaErrorInvalidDeviceFunction);
   const int* const more = granted(c.m, kernel);
-  *attributes = {0, 0, 0, 1024, 32, 90, 90, 0, more ? *more : static_cast<int>(shared_default), -1};
+  *attributes = {0, 0, 0, bound_of(kernel), 32, 90, 90, 0, more ? *more : static_cast<int>(shared_default), -1};
   return c.end(cudaSuccess);
 }
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel, int threads,
@@ -582,7 +617,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const voi
   if (!blocks || threads <= 0) return c.end(cudaErrorInvalidValue);
   if (!kernel) return c.end(cudaErrorInvalidDeviceFunction);
   const int warps = (threads + 31) / 32;
-  *blocks = threads > 1024 ? 0 : (std::min)(32, 64 / warps);
+  *blocks = threads > bound_of(kernel) ? 0 : (std::min)(32, 64 / warps);
   *blocks = static_cast<int>(
       (std::min)(static_cast<std::size_t>(*blocks), (shared_most + 1024) / (shared_bytes + 1024)));
   return c.end(cudaSuccess);

@@ -10,6 +10,7 @@
 
 #include <boost/context/detail/fcontext.hpp>
 
+#include <dlfcn.h>
 #include <signal.h>
 #include <sys/mman.h>
 
@@ -668,6 +669,41 @@ extern "C" void __assert_fail(const char* condition, const char* file, unsigned 
                                       emulated::file_of({file, line}), line);
   }
   std::fprintf(stderr, "%s:%u: %s: Assertion `%s' failed.\n", file, line, function, condition);
+  std::abort();
+}
+
+// What code compiled with -fsanitize=alignment calls before an access of a misaligned pointer, laid out as g++ and clang
+// write it. Where UndefinedBehaviorSanitizer is linked, this comes before its own, which reports what isn't of a kernel.
+namespace {
+struct mismatch {
+  struct {
+    const char* file;
+    std::uint32_t line, column;
+  } where;
+  const struct {
+    std::uint16_t kind, info;
+    char name[1];  // in quotes
+  } * type;
+  unsigned char log_of_alignment, access;
+};
+
+void check_mismatch(const mismatch& m, const void* address) {
+  if (!emulated::running_engine) return;
+  const bool null = address == nullptr;
+  emulated::running_engine->give_up(null ? cudaErrorIllegalAddress : cudaErrorMisalignedAddress,
+                                    "a %s access of type %s at %s:%u, address %p", null ? "null" : "misaligned",
+                                    m.type->name, emulated::file_of({m.where.file, m.where.line}), m.where.line,
+                                    address);
+}
+}  // namespace
+
+extern "C" [[gnu::weak]] void __ubsan_handle_type_mismatch_v1(const mismatch* m, const void* address) {
+  check_mismatch(*m, address);  // the host's processor takes it
+}
+extern "C" [[gnu::weak]] void __ubsan_handle_type_mismatch_v1_abort(const mismatch* m, const void* address) {
+  check_mismatch(*m, address);
+  using handler = void (*)(const mismatch*, const void*);
+  if (const auto next = reinterpret_cast<handler>(dlsym(RTLD_NEXT, __func__))) next(m, address);
   std::abort();
 }
 

@@ -3,7 +3,11 @@
 
 #include "machine.hpp"
 
+#include <sched.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -40,6 +44,16 @@ void hidden_mutex::unlock() {
   owner_ = nullptr;
   owner_.notify_one();
 }
+unsigned hidden_mutex::release() {
+  const unsigned depth = depth_;
+  depth_ = 1;
+  unlock();
+  return depth;
+}
+void hidden_mutex::regain(unsigned depth) {
+  lock();
+  depth_ = depth;
+}
 
 stream::~stream() {
   if (context) tsan_destroy(context);
@@ -54,7 +68,10 @@ machine& the_machine() {
 
 caller& me() {
   static thread_local caller c;
-  if (c.generation != the_machine().generation) c = {0, cudaSuccess, {}, the_machine().generation};
+  if (c.generation != the_machine().generation) {
+    c = {};
+    c.generation = the_machine().generation;
+  }
   return c;
 }
 
@@ -123,7 +140,7 @@ std::shared_ptr<stream> machine::find(cudaStream_t handle) {
 // The legacy default stream and the blocking streams of its device wait for each other, and come after each other also
 // when there is nothing left to wait for.
 point machine::push(const std::shared_ptr<stream>& s, std::string name, std::function<void()> run,
-                    std::vector<point> after, std::function<void()> ended) {
+                    std::vector<point> after, std::function<void()> ended, std::function<bool()> ready) {
   const std::shared_ptr<stream>& legacy = devices[static_cast<std::size_t>(s->device)].legacy;
   if (s == legacy) {
     for (const auto& other : all_streams) {
@@ -136,27 +153,30 @@ point machine::push(const std::shared_ptr<stream>& s, std::string name, std::fun
   auto tag = std::make_unique<char>();
   tsan_release(tag.get());
   s->end = std::make_shared<char>();
-  s->items.push_back({std::move(name), std::move(run), std::move(after), std::move(tag), s->end, std::move(ended)});
+  s->items.push_back({std::move(name), std::move(run), std::move(after), std::move(tag), s->end, std::move(ended),
+                      std::move(ready)});
   ++s->pushed;
   return end_of(s);
 }
 
 bool machine::runnable(const stream& s) const {
   if (s.items.empty() || s.running) return false;
-  return std::all_of(s.items.front().after.begin(), s.items.front().after.end(), reached);
+  const item& first = s.items.front();
+  return std::all_of(first.after.begin(), first.after.end(), reached) && (!first.ready || first.ready());
 }
 
-std::vector<std::shared_ptr<stream>> machine::able() {
+// A stream whose next item may run, if there is one.
+std::shared_ptr<stream> machine::any_able() {
   std::vector<std::shared_ptr<stream>> list;
   for (const auto& s : all_streams)
     if (runnable(*s)) list.push_back(s);
-  return list;
+  return list.empty() ? nullptr : list[random.below(list.size())];
 }
 
 void machine::run_one(const std::shared_ptr<stream>& s) noexcept {
   item i = std::move(s->items.front());
   s->items.pop_front();
-  s->running = in_item = true;
+  s->running = me().in_item = true;
   void* const host = tsan_current();
   tsan_switch(s->context);
   tsan_acquire(i.tag.get());
@@ -180,7 +200,7 @@ void machine::run_one(const std::shared_ptr<stream>& s) noexcept {
   tsan_release(i.done.get());
   tsan_switch(host);
   if (i.ended) i.ended();
-  s->running = in_item = false;
+  s->running = me().in_item = false;
   if (s->destroyed && s->items.empty()) retire(s);
 }
 
@@ -219,27 +239,92 @@ void machine::retire(const std::shared_ptr<stream>& s) {
   std::erase(all_streams, s);
 }
 
-// The stream whose next item has to run before p is reached: p's own, or one that it waits for.
+// The stream whose next item has to run before p is reached: p's own, or one that it waits for. Null if another host
+// thread has to do something first.
 std::shared_ptr<stream> machine::needed_for(const point& p) {
   std::shared_ptr<stream> s = p.of;
   while (!runnable(*s)) {
+    if (s->running) return nullptr;  // a host function, on another thread
     const item& first = s->items.front();
-    s = std::find_if(first.after.begin(), first.after.end(), [](const point& q) { return !reached(q); })->of;
+    const auto q = std::find_if(first.after.begin(), first.after.end(), [](const point& a) { return !reached(a); });
+    if (q == first.after.end()) return nullptr;  // it isn't ready
+    s = q->of;
   }
   return s;
 }
 
-void machine::wait_for(const point& p) {
+void machine::wait_for(point p) {
   const bool lazy = chosen(with) == eagerness::lazy;
   while (!reached(p)) {
-    if (lazy || random.coin()) {
-      run_one(needed_for(p));
-    } else {
-      const auto list = able();
-      run_one(list[random.below(list.size())]);
-    }
+    std::shared_ptr<stream> s = lazy || random.coin() ? needed_for(p) : any_able();
+    if (!s) s = any_able();  // another stream's item may be what others wait for
+    if (s)
+      run_one(s);
+    else
+      wait_for_hosts(p);
   }
   if (p.tag) tsan_acquire(p.tag.get());
+}
+
+// Nothing can run: until another host thread has changed that, or for so long that none will.
+void machine::wait_for_hosts(const point& p) {
+  using clock = std::chrono::steady_clock;
+  std::uint64_t seen = ran + made;
+  clock::time_point since = clock::now();
+  for (unsigned turn = 0; !reached(p); ++turn) {
+    const unsigned depth = mutex.release();
+    if (turn < 100)
+      sched_yield();
+    else
+      usleep(50);
+    mutex.regain(depth);
+    if (needed_for(p) || any_able()) return;
+    std::uint64_t pushed = 0;
+    for (const auto& s : all_streams) pushed += s->pushed;
+    if (const std::uint64_t now_seen = ran + made + pushed; now_seen != seen) {
+      seen = now_seen;
+      since = clock::now();
+    }
+    if (clock::now() - since > std::chrono::duration<double>(with.stall_seconds)) return give_up(p);
+  }
+}
+
+// What waits for other host threads never will be ready: it is named, and ends as a launch does that has timed out.
+void machine::give_up(const point& p) {
+  std::string text = "a deadlock: a host thread waits for stream " + std::to_string(p.of->nth) + " of device " +
+                     std::to_string(p.of->device) + ", and nothing can run.";
+  bool given_up = false;
+  for (const auto& s : all_streams) {
+    if (!s->running && s->items.empty()) continue;
+    text += "\n  stream " + std::to_string(s->nth) + " of device " + std::to_string(s->device) + ": ";
+    if (s->running) {
+      text += "a host function has not returned";
+      continue;
+    }
+    item& first = s->items.front();
+    text += first.name;
+    if (!std::all_of(first.after.begin(), first.after.end(), reached)) {
+      text += ", after other streams";
+    } else {
+      text += ", which isn't ready";
+      first.ready = nullptr;
+      first.run = [] {};
+      devices[static_cast<std::size_t>(s->device)].broken = cudaErrorLaunchTimeout;
+      given_up = true;
+    }
+    if (s->items.size() > 1) text += ", and " + std::to_string(s->items.size() - 1) + " more";
+  }
+  blame(text);
+  if (given_up) return;
+  std::fprintf(stderr, "emulated device: %s\n", text.c_str());
+  std::abort();
+}
+
+void machine::run_unlocked(const std::function<void()>& f) {
+  conceal();
+  const unsigned depth = mutex.release();
+  f();
+  mutex.regain(depth);
 }
 
 void machine::wait_for_device(int on) {
@@ -257,12 +342,19 @@ void machine::wait_for_device(int on) {
 
 void machine::step() {
   const eagerness how = chosen(with);
-  if (how == eagerness::lazy || in_item) return;
+  if (how == eagerness::lazy || me().in_item) return;
   for (std::uint64_t left = how == eagerness::eager ? ~std::uint64_t{0} : random.below(3); left > 0; --left) {
-    const auto list = able();
-    if (list.empty()) return;
-    run_one(list[random.below(list.size())]);
+    const auto s = any_able();
+    if (!s) return;
+    run_one(s);
   }
+}
+
+void machine::ask(const point& p) {
+  if (reached(p) || !random.coin()) return;
+  std::shared_ptr<stream> s = needed_for(p);
+  if (!s) s = any_able();
+  if (s) run_one(s);
 }
 
 // ---- Memory
@@ -377,6 +469,12 @@ void machine::release(allocation& a) {
   }
 }
 
+bool machine::release_start(const void* p) {
+  allocation* const a = find_start(p);
+  if (a) release(*a);
+  return a != nullptr;
+}
+
 // Who has written memory after its end.
 void machine::check_quarantine() {
   for (const allocation& dead : quarantine) {
@@ -440,6 +538,19 @@ void machine::conceal() {
   }
 }
 
+void machine::conceal_peers(int on, bool yes) {
+  if (!asan) return;
+  const std::set<int>& peers = devices[static_cast<std::size_t>(on)].peers;
+  for (const auto& [begin, a] : memory) {
+    if ((a.kind != memory_kind::device && a.kind != memory_kind::pooled) || !a.born || a.device == on) continue;
+    if (a.kind == memory_kind::device ? peers.contains(a.device) : a.pool && a.pool->readers.contains(on)) continue;
+    if (yes)
+      asan_poison(a.begin, a.bytes);
+    else
+      asan_unpoison(a.begin, a.bytes);
+  }
+}
+
 void machine::bear(const void* p, std::uint64_t number) {
   allocation* a = find_start(p);
   if (!a || a->number != number) return;  // cudaFree came first
@@ -455,11 +566,11 @@ call::call(bool may_step) : m(the_machine()), hold_(m) {
 }
 
 call::~call() {
-  if (!m.in_item) m.conceal();
+  if (!me().in_item) m.conceal();
 }
 
 cudaError_t call::start() const {
-  if (m.in_item) return cudaErrorNotPermitted;
+  if (me().in_item) return cudaErrorNotPermitted;
   if (m.devices.empty()) return cudaErrorNoDevice;
   return state(me().device);
 }

@@ -31,6 +31,9 @@ class hidden_mutex {
  public:
   void lock();
   void unlock();
+  // Lets go of it altogether, and takes it back as deep as it was held.
+  unsigned release();
+  void regain(unsigned depth);
 
  private:
   std::atomic<const void*> owner_{nullptr};
@@ -53,6 +56,7 @@ struct item {
   std::unique_ptr<char> tag;     // orders the host's call before the run
   std::shared_ptr<char> done;    // the tag of the point behind it
   std::function<void()> ended;   // what becomes true with it: an event is done
+  std::function<bool()> ready;   // what other host threads do first; asked when nothing else is left to wait for
 };
 
 struct stream {
@@ -112,6 +116,7 @@ struct CUmemPoolHandle_st {
   std::uint64_t number;
   std::uint64_t release_threshold, used, used_high, most;
   int reuse[3];
+  std::set<int> readers = {};  // other devices that may use it
 };
 
 namespace emulated {
@@ -137,19 +142,22 @@ class machine {
   std::shared_ptr<stream> make_stream(int device, unsigned flags, int priority);
   std::shared_ptr<stream> find(cudaStream_t handle);  // null if there is no such stream
   point push(const std::shared_ptr<stream>& s, std::string name, std::function<void()> run,
-             std::vector<point> after = {}, std::function<void()> ended = {});
+             std::vector<point> after = {}, std::function<void()> ended = {}, std::function<bool()> ready = {});
   void destroy(cudaStream_t handle);              // what is in the stream still runs
   void retire(const std::shared_ptr<stream>& s);  // it is destroyed, and nothing is left to do
   void forget_handles(int device);                // streams, events and pools are gone
   static point end_of(const std::shared_ptr<stream>& s) { return {s, s->pushed, s->end}; }
   static bool reached(const point& p) { return p.of->run >= p.number; }
-  void wait_for(const point& p);
+  void wait_for(point p);  // other host threads may use the machine meanwhile, as in what follows
   void wait_for_device(int device);
-  void step();  // work that the seed lets happen now
+  void run_unlocked(const std::function<void()>& f);  // the host's own code, in an item
+  void step();                                        // work that the seed lets happen now
+  void ask(const point& p);                           // and, half of the time, work before this point
 
   // Memory
   cudaError_t allocate(void** p, std::size_t bytes, memory_kind kind, int device, cudaMemPool_t pool = nullptr);
   void release(allocation& a);
+  bool release_start(const void* p);  // what begins there, unless another host thread has done so
   void adopt(void* p, std::size_t bytes, memory_kind kind, int device);  // knows memory that others own
   allocation* find(const void* p);          // the living allocation that holds this address
   allocation* find_start(const void* p);    // that begins there
@@ -158,6 +166,7 @@ class machine {
   void check_quarantine();
   void expose();   // device code may read and write device memory
   void conceal();  // the host must not
+  void conceal_peers(int device, bool yes);  // a kernel of this device must not, without peer access
   void bear(const void* p, std::uint64_t number);  // a cudaMallocAsync has come
 
   void blame(const std::string& text) { found.push_back(text); }
@@ -181,14 +190,15 @@ class machine {
   std::uint64_t allocations_until_failure = 0, launches_until_failure = 0;
   cudaError_t launch_failure = cudaSuccess;
   bool exposed = false;
-  bool in_item = false;
   std::uint64_t generation = 0;  // counts resets: per-thread streams of an earlier one are dead
 
  private:
   bool runnable(const stream& s) const;
   void run_one(const std::shared_ptr<stream>& s) noexcept;  // what a host function throws has nowhere to go
   std::shared_ptr<stream> needed_for(const point& p);
-  std::vector<std::shared_ptr<stream>> able();
+  std::shared_ptr<stream> any_able();
+  void wait_for_hosts(const point& p);
+  void give_up(const point& p);
 };
 
 machine& the_machine();
@@ -207,6 +217,7 @@ class held {
 struct caller {
   int device = 0;
   cudaError_t last = cudaSuccess;
+  bool in_item = false;  // runs one: as a host function, it may not call CUDA
   std::map<int, std::shared_ptr<stream>> own_streams;  // cudaStreamPerThread, by device
   std::uint64_t generation = 0;
 };

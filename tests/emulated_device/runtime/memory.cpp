@@ -227,8 +227,7 @@ cudaError_t cudaFree(void* pointer) {
   allocation* a = c.m.find_start(pointer);
   if (!a || !a->alive || !on_device(a) || a->kind == memory_kind::symbol) return c.end(cudaErrorInvalidValue);
   if (a->kind != memory_kind::pooled) c.m.wait_for_device(a->device);
-  c.m.release(*a);
-  return c.end(c.start());
+  return c.end(c.m.release_start(pointer) ? c.start() : cudaErrorInvalidValue);
 }
 cudaError_t cudaFreeHost(void* pointer) {
   call c;
@@ -238,8 +237,7 @@ cudaError_t cudaFreeHost(void* pointer) {
   allocation* a = c.m.find_start(pointer);
   if (!a || a->kind != memory_kind::pinned) return c.end(cudaErrorInvalidValue);
   c.m.wait_for_device(a->device);
-  c.m.release(*a);
-  return c.end(c.start());
+  return c.end(c.m.release_start(pointer) ? c.start() : cudaErrorInvalidValue);
 }
 
 cudaError_t cudaHostRegister(void* pointer, std::size_t bytes, unsigned flags) {
@@ -312,7 +310,7 @@ cudaError_t cudaFreeAsync(void* pointer, cudaStream_t stream) {
     return c.end(cudaErrorInvalidValue);
   a->alive = false;
   c.m.push(s, "free", [&m = c.m, pointer] {
-    if (allocation* dead = m.find_start(pointer)) m.release(*dead);
+    m.release_start(pointer);
   });
   return c.end(cudaSuccess);
 }
@@ -324,13 +322,13 @@ cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* p) {
   if (!pool || !p || p->allocType != cudaMemAllocationTypePinned) return c.end(cudaErrorInvalidValue);
   if (p->location.type != cudaMemLocationTypeDevice || no_device(c.m, p->location.id))
     return c.end(cudaErrorInvalidValue);
-  *pool = new CUmemPoolHandle_st{p->location.id, ++c.m.made, 0, 0, 0, p->maxSize, {1, 1, 1}};
+  *pool = new CUmemPoolHandle_st{p->location.id, ++c.m.made, 0, 0, 0, p->maxSize, {1, 1, 1}, {}};
   c.m.pools.insert(*pool);
   return c.end(cudaSuccess);
 }
 cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
   call c(false);
-  if (c.m.in_item) return c.end(cudaErrorNotPermitted);
+  if (me().in_item) return c.end(cudaErrorNotPermitted);
   if (!c.m.pools.erase(pool)) return c.end(cudaErrorInvalidValue);
   for (device& d : c.m.devices)
     if (d.pool == pool) d.pool = &d.own_pool;
@@ -388,6 +386,10 @@ cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, const cudaMemAccessDesc* li
   if (!known(c.m, pool) || (count && !list)) return c.end(cudaErrorInvalidValue);
   for (std::size_t i = 0; i < count; ++i)
     if (no_device(c.m, list[i].location.id)) return c.end(cudaErrorInvalidDevice);
+  for (std::size_t i = 0; i < count; ++i) {
+    pool->readers.erase(list[i].location.id);
+    if (list[i].flags != cudaMemAccessFlagsProtNone) pool->readers.insert(list[i].location.id);
+  }
   return c.end(cudaSuccess);
 }
 cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int device) {

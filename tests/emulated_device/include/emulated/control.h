@@ -29,6 +29,7 @@ struct options {
   std::size_t memory_bytes = std::size_t{1} << 32;       ///< Of each device.
   emulated::eagerness eagerness = eagerness::by_seed;    ///< How eager streams are.
   bool peers = true;                                     ///< Whether devices can read each other's memory.
+  double stall_seconds = 30.0;  ///< Until host threads that wait, with no work that could run, are given up.
   std::uint64_t patience = 100'000'000;  ///< Barriers, warp operations, yields (times 16) until a block is given up.
 };
 

@@ -17,7 +17,12 @@
 #define __forceinline__ inline
 #define __inline_hint__ inline
 #define __noinline__
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+// As many NOPs before the kernel's first instruction as a block may have threads: nobody runs them, the runtime counts.
+#define __launch_bounds__(threads, ...) __attribute__((__patchable_function_entry__((threads), (threads))))
+#else
 #define __launch_bounds__(...)
+#endif
 #define __maxnreg__(...)
 #define __cluster_dims__(...)
 #define __block_size__(...)
