@@ -465,8 +465,8 @@ TEST_CASE("emulated: after a fault callbacks are told and host functions don't r
 
 TEST_CASE("emulated: who waits for a stream of another device gets that device's fault") {
   emulated::reset({.eagerness = emulated::eagerness::lazy});
-  int* p = zeros<int>(32);
   REQUIRE(cudaSetDevice(1) == cudaSuccess);
+  int* p = zeros<int>(32);
   cudaStream_t other;
   cudaEvent_t event;
   REQUIRE(cudaStreamCreate(&other) == cudaSuccess);

@@ -16,15 +16,20 @@ function(heddle_emulated target)
   set_target_properties(${target} PROPERTIES ENABLE_EXPORTS ON) # kernels have names in messages
 endfunction()
 
-# heddle_device_executables(name sources.cu...): from the same sources NAME_emulated, where there is the emulated device,
-# and NAME_cuda, where there is component cuda and its language is enabled.
+# heddle_device_executables(name [COMPONENT cuda|nccl] sources.cu...): from the same sources NAME_emulated, where there is
+# the emulated device, and NAME_cuda, where there is the component (by default cuda) and its language is enabled.
 function(heddle_device_executables name)
+  cmake_parse_arguments(PARSE_ARGV 1 of "" COMPONENT "")
+  set(component ${of_COMPONENT})
+  if(NOT component)
+    set(component cuda)
+  endif()
   if(TARGET emulated_device)
     add_executable(${name}_emulated)
-    heddle_emulated(${name}_emulated ${ARGN})
+    heddle_emulated(${name}_emulated ${of_UNPARSED_ARGUMENTS})
   endif()
-  if(TARGET heddle::cuda)
-    add_executable(${name}_cuda ${ARGN})
-    target_link_libraries(${name}_cuda PRIVATE heddle::cuda)
+  if(TARGET heddle::${component})
+    add_executable(${name}_cuda ${of_UNPARSED_ARGUMENTS})
+    target_link_libraries(${name}_cuda PRIVATE heddle::${component})
   endif()
 endfunction()

@@ -42,7 +42,7 @@ struct fresh_device : event_listener {
   void testCaseStarting(const Catch::TestCaseInfo& info) override {
     event_listener::testCaseStarting(info);
     running = info.name;
-    emulated::reset({.seed = seed});
+    emulated::reset({.seed = seed, .devices = 8});
   }
   void testCaseEnded(const Catch::TestCaseStats& stats) override {
     event_listener::testCaseEnded(stats);

@@ -61,6 +61,13 @@ class all_reduce_plan {
   bool operator()(Comm& comm, void* buffer, const leaf& l) {
     detail::require_topology<Comm, Topology>();
     detail::check_buffer("all_reduce", buffer, count_);
+    if constexpr (stream_ordered<Comm> && !std::is_same_v<Topology, native>) {
+      // Sums of float16 travel with their number of contributors, and no header comes with these messages.
+      if (l.scaled() && comm.size() > 1) {
+        throw argument_error("heddle::all_reduce: float16 sums through a schedule need messages with headers, which "
+                             "this communicator hasn't; use native{}, bfloat16 or float");
+      }
+    }
     header h = head_;
     h.type = l.type;
     h.reduction = l.id;
@@ -94,6 +101,7 @@ class all_reduce_plan {
 /// Throws: comm_error if ranks call with different counts, types or operations, or a peer fails; argument_error.
 template <communicator Comm, class Topology, class Element, std::size_t Extent, class Op = sum>
 bool all_reduce(Comm& comm, const Topology& t, std::span<Element, Extent> data, const Op& op = {}) {
+  static_assert(!stream_ordered<Comm>, "heddle::all_reduce: this communicator works in a stream; pass the queue last");
   const leaf l = leaf_of<Element>(op);
   return all_reduce_plan<Topology>(t, comm.rank(), comm.size(), data.size())(comm, data.data(), l);
 }

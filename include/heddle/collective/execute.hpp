@@ -290,12 +290,11 @@ class basic_executor {
   /// what the rank owns for a reduce-scatter. Disjoint intervals.
   void prepare(int rank, const schedule& s, std::size_t bytes, std::span<const interval> completes = {}) {
     program_.build(rank, s, bytes, completes);
-    if (scratch_.size() < program_.scratch) scratch_.resize(program_.scratch);
   }
   /// Bytes of an element that it is prepared for; 0 if it isn't.
   std::size_t prepared_bytes() const noexcept { return program_.element_bytes; }
 
-  /// @brief Runs rounds [from, to) of the schedule that it is prepared for, without allocation.
+  /// @brief Runs rounds [from, to) of the schedule that it is prepared for; only the first run allocates.
   /// @param comm Communicator. @param s This rank's schedule. @param from First round. @param to One past the last.
   /// @param h Header of the call. @param buffer The elements, in place.
   /// @param l Reduction; null where none occurs. @param factor What final values are multiplied by (mean).
@@ -306,6 +305,13 @@ class basic_executor {
                     const leaf* l, double factor = 1.0) {
     program& p = program_;
     if (buffer != p.bound) p.bind(buffer);
+    std::byte* scratch;
+    if constexpr (stream_ordered<Comm>) {
+      scratch = static_cast<std::byte*>(comm.scratch(p.scratch));
+    } else {
+      if (scratch_.size() < p.scratch) scratch_.resize(p.scratch);
+      scratch = scratch_.data();
+    }
     const bool scaled = l && l->scaled();  // float16 sums carry a power of two
     bool left_range = false;
     const auto mode = static_cast<std::uint8_t>(l ? 2 + scaled : 1);
@@ -319,9 +325,9 @@ class basic_executor {
       comm.exchange(h, std::span<const outgoing>(p.out.data() + x.out, x.outs),
                     std::span<const incoming>(p.in.data() + x.in, x.ins), [&](std::span<const arrival> got) {
                       if (x.known != mode || !p.as_expected(x, got)) first_time(x, got, l, mode);
-                      if (x.merge_count) left_range |= merge(x, got, buffer, l, factor);
+                      if (x.merge_count) left_range |= merge(x, got, buffer, scratch, l, factor);
                     });
-      if (x.staged) unstage(x, buffer);
+      if (x.staged) unstage(comm, x, buffer, scratch);
     }
     return left_range;
   }
@@ -342,7 +348,7 @@ class basic_executor {
   }
 
   [[gnu::always_inline]] bool merge(const typename program::round& x, std::span<const arrival> got, std::byte* buffer,
-                                    const leaf* l, double factor) {
+                                    std::byte* scratch, const leaf* l, double factor) {
     program& p = program_;
     bool left_range = false;
     const typename program::merge* m = p.merges.data() + x.merges;
@@ -356,18 +362,22 @@ class basic_executor {
           if (from[k] != p.own) o[k].data = got[from[k]].data;
         }
       }
-      std::byte* const to = m->staged == p.in_place ? buffer + m->offset : scratch_.data() + m->staged;
+      std::byte* const to = m->staged == p.in_place ? buffer + m->offset : scratch + m->staged;
       left_range |= l->reduce(l->context, o, static_cast<int>(m->inputs), to, m->count, m->exponent,
                               m->final ? factor : 1.0);
     }
     return left_range;
   }
 
-  [[gnu::noinline]] void unstage(const typename program::round& x, std::byte* buffer) {
+  template <communicator Comm>
+  [[gnu::noinline]] void unstage([[maybe_unused]] Comm& comm, const typename program::round& x, std::byte* buffer,
+                                 const std::byte* scratch) {
     for (std::uint32_t i = x.merges; i < x.merges + x.merge_count; ++i) {
       const typename program::merge& m = program_.merges[i];
       if (m.staged == program_.in_place) continue;
-      std::memcpy(buffer + m.offset, scratch_.data() + m.staged, m.count * program_.element_bytes);
+      const std::size_t bytes = m.count * program_.element_bytes;
+      if constexpr (stream_ordered<Comm>) comm.copy(buffer + m.offset, scratch + m.staged, bytes);
+      else std::memcpy(buffer + m.offset, scratch + m.staged, bytes);
     }
   }
 

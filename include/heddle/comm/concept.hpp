@@ -181,6 +181,16 @@ concept has_fail = requires(C& c, const std::string& text) { c.fail(text); };
 template <class C>
 concept communicator = has_rank_and_size<C> && has_sequence<C> && has_exchange<C> && has_duplicate<C> && has_fail<C>;
 
+/// @brief Whether the communicator works in a stream: buffers lie in the stream's memory, `exchange` only enqueues, and
+/// what the communicator concept says of its return holds in the stream's order. The leaves it meets enqueue too
+/// (`bulk_leaf`), so `apply` runs on the host before the messages have come. `scratch(n)` is memory of n bytes that the
+/// next call of it may give again, `copy(to, from, n)` copies in order.
+template <class C>
+concept stream_ordered = requires(C& c, void* to, const void* from, std::size_t n) {
+  { c.scratch(n) } -> std::same_as<void*>;
+  c.copy(to, from, n);
+};
+
 /// @brief Whether the communicator has an all-reduce of its own (`native{}` calls it).
 template <class C>
 concept has_native_all_reduce = requires(C& c, header h, const void* in, void* out, std::size_t n, const leaf& l) {

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <heddle/core/config.hpp>
 #include <heddle/core/detail/convert_loops.hpp>
 #include <heddle/core/dtype.hpp>
 
@@ -73,7 +74,7 @@ template <> inline constexpr std::uint8_t reduction_id<max> = 4;
 template <> inline constexpr std::uint8_t reduction_id<product> = 5;
 
 template <class Op, class A>
-constexpr A combine(const Op& op, A a, A b) {
+HEDDLE_HD constexpr A combine(const Op& op, A a, A b) {
   constexpr bool adds = std::is_same_v<Op, sum> || std::is_same_v<Op, mean>;
   if constexpr (adds && std::is_integral_v<A>) {  // integers wrap around
     using bits = std::make_unsigned_t<A>;

@@ -93,6 +93,7 @@ void machine::reset(const options& o) {
   quarantine.clear();
   quarantined = 0;
   found.clear();
+  alive.clear();
   with = o;
   random = generator(o.seed);
   ran = choices = made = 0;
@@ -612,6 +613,7 @@ std::vector<std::string> leaks() {
   for (cudaStream_t s : m.streams) lines.push_back("stream " + std::to_string(s->number));
   for (cudaEvent_t e : m.events) lines.push_back("event " + std::to_string(e->number));
   for (cudaMemPool_t p : m.pools) lines.push_back("memory pool " + std::to_string(p->number));
+  for (const auto& [what, text] : m.alive) lines.push_back(text);
   for (const auto& [begin, a] : m.memory)
     if (a.alive && a.kind != memory_kind::symbol) lines.push_back(describe(a));
   return lines;

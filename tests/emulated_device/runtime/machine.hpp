@@ -182,6 +182,7 @@ class machine {
   std::map<const char*, allocation> memory;  // by first address
   std::deque<allocation> quarantine;
   std::size_t quarantined = 0;
+  std::map<const void*, std::string> alive;  // what libraries have made and not destroyed, in words
   std::vector<std::string> found;
   std::uint64_t made = 0;  // numbers handles and allocations
   unsigned streams_made = 0;
