@@ -515,7 +515,7 @@ TEST_CASE("fidelity: peer access is enabled once and disabled once") {
   REQUIRE_CUDA(cudaFree(there));
 }
 
-__global__ void __launch_bounds__(96) bounded(int* p) { p[threadIdx.x] = 1; }
+__global__ void __launch_bounds__(96) bounded(int* p) { p[threadIdx.x + blockDim.x * threadIdx.y] = 1; }
 template <int Threads> __global__ void __launch_bounds__(Threads, 1) bounded_by(int* p) { p[threadIdx.x] = 2; }
 
 TEST_CASE("fidelity: a block is no larger than the kernel's launch bounds") {

@@ -12,9 +12,11 @@
 #include <heddle/comm/nccl.hpp>
 #include <heddle/comm/threads.hpp>
 
+#include <unistd.h>
+
 #include <cmath>
 #include <cstdio>
-#include <limits>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -43,7 +45,8 @@ class rank_device {
     void* p = nullptr;
     hd::detail::check_cuda("put", cudaMallocAsync(&p, host.size() * sizeof(Value), stream_));
     blocks_.push_back(p);
-    hd::detail::check_cuda("put", cudaMemcpyAsync(p, host.data(), host.size() * sizeof(Value), cudaMemcpyDefault, stream_));
+    const std::size_t bytes = host.size() * sizeof(Value);
+    hd::detail::check_cuda("put", cudaMemcpyAsync(p, host.data(), bytes, cudaMemcpyDefault, stream_));
     return {static_cast<Value*>(p), host.size()};
   }
   template <class Value> std::vector<Value> get(hd::nccl::communicator& comm, std::span<const Value> at) {
@@ -95,8 +98,6 @@ struct largest_magnitude {
     return x > y || (x == y && a > b) ? a : b;
   }
 };
-
-enum class expected { sum, mean, max, magnitude };
 
 template <class Value, class Op> std::vector<double> reference(int ranks, std::size_t n, const Op&) {
   std::vector<double> want(n);
@@ -186,3 +187,179 @@ TEST_CASE("nccl: the mean of ones is one, also in bfloat16") {
   });
   CHECK(wrong == std::vector<int>(7, 0));
 }
+
+TEST_CASE("nccl: schedules without reductions move device memory") {
+  if (!enough_devices(5)) return;
+  constexpr std::size_t n = 17;
+  std::vector<std::string> wrong(5);
+  run(5, {}, [&](auto&, hd::nccl::communicator& comm, rank_device& device) {
+    const auto mine = elements<float>(comm.rank(), n), many = elements<float>(comm.rank(), 5 * n);
+    const std::vector<float> room(5 * n);
+    const auto in = device.put(mine), out = device.put(room);
+    comm.native_all_gather({}, in.data(), out.data(), in.size_bytes());
+    const auto all = device.get<float>(comm, out);
+    const auto shared = device.put(mine);
+    comm.native_broadcast({}, shared.data(), shared.size_bytes(), 3);
+    const auto third = device.get<float>(comm, shared);
+    std::string& said = wrong[static_cast<std::size_t>(comm.rank())];
+    for (std::size_t i = 0; i < n; ++i) {
+      if (third[i] != element<float>(3, i)) said = "broadcast";
+      for (int r = 0; r < 5; ++r)
+        if (all[static_cast<std::size_t>(r) * n + i] != element<float>(r, i)) said = "all_gather";
+    }
+    const auto parts = device.put(many), part = device.put(room).first(n);
+    const hd::bulk_leaf<hd::cuda, float, hd::mean> l(hd::mean{}, device.queue());
+    comm.native_reduce_scatter({}, parts.data(), part.data(), n, l.get());
+    const auto share = device.get<float>(comm, std::span<const float>(part));
+    const auto want = reference<float>(5, 5 * n, hd::mean{});
+    for (std::size_t i = 0; i < n; ++i) {
+      if (std::fabs(share[i] - want[static_cast<std::size_t>(comm.rank()) * n + i]) > 1e-5) said = "reduce_scatter";
+    }
+  });
+  CHECK(wrong == std::vector<std::string>(5));
+}
+
+TEST_CASE("nccl: splits by host, whose names the settings may give") {
+  if (!enough_devices(5)) return;
+  // Machines a, b, a, b, a: three ranks and two.
+  std::vector<std::vector<int>> got(5);
+  hd::threads::run(5, [&](auto& host) {
+    rank_device device(host.rank());
+    const hd::nccl::options o{.host = host.rank() % 2 == 0 ? "a" : "b"};
+    hd::nccl::communicator comm = hd::nccl::connect(host, device.stream(), o);
+    hd::nccl::communicator local = comm.split_by_host(), across = comm.split_across_hosts();
+    std::vector<int> said{local.rank(), local.size(), across.rank(), across.size()};
+    const std::vector<float> one(1, static_cast<float>(1 << comm.rank()));
+    const auto a = device.put(one), b = device.put(one);
+    hd::all_reduce(local, hd::ring{}, a, hd::sum{}, device.queue());
+    hd::all_reduce(across, hd::ring{}, b, hd::sum{}, device.queue());
+    for (const auto s : {a, b}) said.push_back(static_cast<int>(device.get<float>(comm, s)[0]));
+    const auto none = comm.split(comm.rank() == 0 ? NCCL_SPLIT_NOCOLOR : 1, 0);
+    said.push_back(none ? none->size() : 0);
+    got[static_cast<std::size_t>(comm.rank())] = said;
+    comm.synchronize();
+  });
+  CHECK(got[0] == std::vector<int>{0, 3, 0, 2, 21, 3, 0});
+  CHECK(got[1] == std::vector<int>{0, 2, 1, 2, 10, 3, 4});
+  CHECK(got[2] == std::vector<int>{1, 3, 0, 2, 21, 12, 4});
+  CHECK(got[3] == std::vector<int>{1, 2, 1, 2, 10, 12, 4});
+  CHECK(got[4] == std::vector<int>{2, 3, 0, 1, 21, 16, 4});
+}
+
+TEST_CASE("nccl: a communicator of the user's, blocking, is worked on and left alone") {
+  if (!enough_devices(3)) return;
+  ncclUniqueId id;
+  REQUIRE(ncclGetUniqueId(&id) == ncclSuccess);
+  std::vector<double> sums(3);
+  hd::threads::run(3, [&](auto& host) {
+    rank_device device(host.rank());
+    ncclComm_t mine = nullptr;
+    if (ncclCommInitRank(&mine, 3, id, host.rank()) != ncclSuccess) throw std::runtime_error("init");
+    {
+      hd::nccl::communicator comm(mine, device.stream());
+      hd::nccl::communicator second = comm.duplicate();
+      const std::vector<double> one(1, comm.rank() + 1.0);
+      const auto s = device.put(one);
+      hd::all_reduce(second, hd::ring{}, s, hd::sum{}, device.queue());
+      sums[static_cast<std::size_t>(comm.rank())] = device.get<double>(comm, s)[0];
+    }
+    if (ncclCommDestroy(mine) != ncclSuccess) throw std::runtime_error("destroy");
+  });
+  CHECK(sums == std::vector<double>(3, 6.0));
+}
+
+TEST_CASE("nccl: an id travels through a file") {
+  if (!enough_devices(2)) return;
+  const std::string path = "nccl_test_id." + std::to_string(getpid());
+  std::vector<int> sizes(2);
+  hd::threads::run(2, [&](auto& host) {
+    rank_device device(host.rank());
+    auto comm = hd::nccl::connect(host.rank(), 2, hd::nccl::share_through_file(path, host.rank()), device.stream());
+    sizes[static_cast<std::size_t>(host.rank())] = comm.size();
+  });
+  std::remove(path.c_str());
+  CHECK(sizes == std::vector<int>{2, 2});
+  const auto missing = hd::nccl::share_through_file(path, 1, std::chrono::milliseconds(20));
+  ncclUniqueId id;
+  CHECK_THROWS_AS(missing(id), hd::comm_error);
+  CHECK_THROWS_AS(hd::nccl::connect(2, 2, missing, nullptr), hd::argument_error);
+}
+
+TEST_CASE("nccl: who waits for a rank that has left gets an error within the deadline, and so does every later call") {
+  if (!enough_devices(3)) return;
+  std::vector<std::string> said(3);
+  const auto body = [&](auto&, hd::nccl::communicator& comm, rank_device& device) {
+    const std::vector<float> zeros(8);
+    const auto s = device.put(zeros);
+    comm.synchronize();
+    if (comm.rank() == 2) return;
+    std::string& text = said[static_cast<std::size_t>(comm.rank())];
+    try {
+      hd::all_reduce(comm, hd::native{}, s, hd::sum{}, device.queue());
+      comm.synchronize();
+    } catch (const hd::comm_error& e) {
+      text = e.what();
+    }
+    hd::all_reduce(comm, hd::ring{}, s, hd::sum{}, device.queue());
+  };
+  CHECK_THROWS_AS(run(3, {.deadline = std::chrono::milliseconds(500)}, body), hd::comm_error);
+  for (const int r : {0, 1}) {
+    CHECK(said[static_cast<std::size_t>(r)] ==
+          "heddle::synchronize on rank " + std::to_string(r) + ": synchronize of rank " + std::to_string(r) +
+              " did not end within 500 ms: a peer has not come");
+  }
+}
+
+TEST_CASE("nccl: what can't be done is refused before anything is enqueued") {
+  if (!enough_devices(2)) return;
+  std::vector<int> refused(2);
+  run(2, {}, [&](auto&, hd::nccl::communicator& comm, rank_device& device) {
+    const std::vector<hd::float16> halves(4, hd::float16(1.0f));
+    const std::vector<float> floats(4, 2.0f);
+    const auto h = device.put(halves);
+    const auto f = device.put(floats);
+    int& count = refused[static_cast<std::size_t>(comm.rank())];
+    const auto expect = [&](auto&& call) {
+      try {
+        call();
+      } catch (const hd::argument_error&) {
+        ++count;
+      }
+    };
+    expect([&] { hd::all_reduce(comm, hd::ring{}, h, hd::sum{}, device.queue()); });
+    expect([&] { hd::all_reduce(comm, hd::native{}, f, largest_magnitude{}, device.queue()); });
+    hd::all_reduce(comm, hd::native{}, h, hd::mean{}, device.queue());  // the communicator is as good as before
+    for (const hd::float16 x : device.get<hd::float16>(comm, h)) count += static_cast<float>(x) == 1.0f;
+  });
+  CHECK(refused == std::vector<int>(2, 6));
+}
+
+#if __has_include(<emulated/control.h>)
+TEST_CASE("nccl: an error that NCCL reports later ends the next call") {
+  std::vector<std::string> said(2);
+  const auto body = [&](auto&, hd::nccl::communicator& comm, rank_device& device) {
+    const std::vector<float> zeros(8);
+    const auto s = device.put(zeros);
+    comm.synchronize();
+    std::string& text = said[static_cast<std::size_t>(comm.rank())];
+    try {
+      emulated::fail_nccl(comm.get(), ncclRemoteError);
+      hd::all_reduce(comm, hd::ring{}, s, hd::sum{}, device.queue());
+    } catch (const hd::comm_error& e) {
+      text = e.what();
+    }
+    try {
+      comm.synchronize();
+    } catch (const hd::comm_error&) {
+      text += " twice";
+    }
+    throw std::logic_error("so that nobody synchronises again");
+  };
+  CHECK_THROWS_AS(run(2, {}, body), std::logic_error);
+  for (const int r : {0, 1}) {
+    CHECK(said[static_cast<std::size_t>(r)] == "heddle::all_reduce on rank " + std::to_string(r) +
+                                                   ": ncclCommGetAsyncError: remote process exited or there was a "
+                                                   "network error (a failure on purpose) twice");
+  }
+}
+#endif

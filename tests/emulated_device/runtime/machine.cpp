@@ -279,7 +279,7 @@ void machine::wait_for_hosts(const point& p) {
     else
       usleep(50);
     mutex.regain(depth);
-    if (needed_for(p) || any_able()) return;
+    if (reached(p) || needed_for(p) || any_able()) return;
     std::uint64_t pushed = 0;
     for (const auto& s : all_streams) pushed += s->pushed;
     if (const std::uint64_t now_seen = ran + made + pushed; now_seen != seen) {

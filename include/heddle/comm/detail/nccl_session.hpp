@@ -33,7 +33,7 @@ struct options {
   /// Whether NCCL's own calls block. Only the others can be left when a peer doesn't come.
   bool blocking = false;
   /// Name of the machine that this rank runs on, for split_by_host; empty: the host name and the kernel's boot id.
-  std::string host;
+  std::string host = {};
 };
 
 namespace detail {
