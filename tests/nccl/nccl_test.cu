@@ -6,9 +6,10 @@
 #include "../support/catch.hpp"
 
 #include <heddle/collective/all_reduce.cuh>
-#include <heddle/collective/gather.hpp>
+#include <heddle/collective/gather.cuh>
 #include <heddle/collective/hierarchical.hpp>
 #include <heddle/collective/mixed_radix.hpp>
+#include <heddle/comm/counting.hpp>
 #include <heddle/comm/nccl.hpp>
 #include <heddle/comm/threads.hpp>
 
@@ -151,6 +152,31 @@ std::string all_reduces(int ranks, const Topology& t, double roundoff, const Op&
 
 using namespace nccl_test;
 
+// example-begin nccl
+void reduce_on_devices(int rank, int ranks, hd::threads::communicator& others) {
+  cudaSetDevice(rank);
+  cudaStream_t stream;
+  cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  {
+    hd::nccl::communicator comm = hd::nccl::connect(others, stream);  // or over mpi::world(), a file, your own comm
+    float* gradient = nullptr;
+    cudaMallocAsync(&gradient, 1000 * sizeof(float), stream);
+    cudaMemsetAsync(gradient, 0, 1000 * sizeof(float), stream);
+    hd::all_reduce(comm, hd::ring{}, std::span(gradient, 1000), hd::mean{}, hd::cuda::queue{stream});  // enqueues
+    comm.synchronize();  // waits, with a deadline; throws what NCCL reports
+    cudaFreeAsync(gradient, stream);
+    if (comm.size() != ranks) throw std::logic_error("all ranks are connected");
+  }
+  cudaStreamSynchronize(stream);
+  cudaStreamDestroy(stream);
+}
+// example-end
+
+TEST_CASE("nccl: the page's example runs") {
+  if (!enough_devices(2)) return;
+  CHECK_NOTHROW(hd::threads::run(2, [](auto& comm) { reduce_on_devices(comm.rank(), comm.size(), comm); }));
+}
+
 TEST_CASE("nccl: schedules reduce device memory") {
   for (const int ranks : {1, 2, 3, 4, 5}) {
     if (!enough_devices(ranks)) return;
@@ -161,6 +187,22 @@ TEST_CASE("nccl: schedules reduce device memory") {
   CHECK(all_reduces<hd::bfloat16, hd::mean>(4, hd::ring{}, 0.02) == "");
   CHECK(all_reduces<float, largest_magnitude>(4, hd::ring{}, 0.0) == "");
   CHECK(all_reduces<float, hd::max>(5, hd::halving_doubling{}, 0.0) == "");
+}
+
+TEST_CASE("nccl: wrappers work in the stream as well") {
+  if (!enough_devices(4)) return;
+  std::vector<std::uint64_t> bytes(4);
+  std::vector<float> first(4);
+  run(4, {}, [&](auto&, hd::nccl::communicator& comm, rank_device& device) {
+    hd::counting counted(comm);
+    const std::vector<float> ones(400, 1.0f);
+    const auto s = device.put(ones);
+    hd::all_reduce(counted, hd::ring{}, s, hd::sum{}, device.queue());
+    bytes[static_cast<std::size_t>(comm.rank())] = counted.sent().bytes;
+    first[static_cast<std::size_t>(comm.rank())] = device.get<float>(comm, s)[399];
+  });
+  CHECK(bytes == std::vector<std::uint64_t>(4, 2400));  // 2 n (P - 1) / P floats
+  CHECK(first == std::vector<float>(4, 4.0f));
 }
 
 TEST_CASE("nccl: the library's own all-reduce") {
@@ -217,6 +259,41 @@ TEST_CASE("nccl: schedules without reductions move device memory") {
     }
   });
   CHECK(wrong == std::vector<std::string>(5));
+}
+
+TEST_CASE("nccl: schedules that gather, scatter and broadcast device memory") {
+  for (const int ranks : {1, 2, 3, 5}) {
+    if (!enough_devices(ranks)) return;
+    const auto p = static_cast<std::size_t>(ranks);
+    std::vector<std::size_t> counts(p, 3);  // 3, 4, 5 ...; the last but one is empty
+    for (std::size_t r = 0; r < p; ++r) counts[r] += r;
+    if (p > 1) counts[p - 2] = 0;
+    std::size_t n = 0;
+    for (const std::size_t c : counts) n += c;
+    const auto want = reference<double>(ranks, n, hd::mean{});
+    std::vector<std::string> wrong(p);
+    run(ranks, {}, [&](auto&, hd::nccl::communicator& comm, rank_device& device) {
+      const auto mine = elements<double>(comm.rank(), n), three = elements<double>(comm.rank(), 3);
+      const std::vector<double> room(3 * p);
+      const auto data = device.put(mine), all = device.put(room), copy = device.put(mine);
+      const auto part = device.put(three);
+      hd::reduce_scatter(comm, hd::ring{}, data, std::span<const std::size_t>(counts), hd::mean{}, device.queue());
+      hd::all_gather(comm, hd::ring{}, data, std::span<const std::size_t>(counts));
+      hd::barrier(comm);
+      hd::all_gather(comm, hd::ring{}, std::span<const double>(part), all);
+      hd::broadcast(comm, copy, comm.size() - 1);
+      std::string& said = wrong[static_cast<std::size_t>(comm.rank())];
+      const auto means = device.get<double>(comm, data), gathered = device.get<double>(comm, all),
+                 last = device.get<double>(comm, copy);
+      for (std::size_t i = 0; i < n; ++i) {
+        if (std::fabs(means[i] - want[i]) > 1e-12) said = "reduce_scatter and all_gather";
+        if (last[i] != element<double>(comm.size() - 1, i)) said = "broadcast";
+      }
+      for (std::size_t i = 0; i < 3 * p; ++i)
+        if (gathered[i] != element<double>(static_cast<int>(i / 3), i % 3)) said = "all_gather";
+    });
+    CHECK(wrong == std::vector<std::string>(p));
+  }
 }
 
 TEST_CASE("nccl: splits by host, whose names the settings may give") {

@@ -17,6 +17,16 @@ inline void check_buffer(const char* what, const void* data, std::size_t count) 
   }
 }
 
+// Sums of float16 travel with their number of contributors in a header, and messages in a stream have none.
+template <class Comm>
+void check_headers(const char* what, const leaf& l, int size) {
+  if constexpr (stream_ordered<Comm>) {
+    if (!l.scaled() || size == 1) return;
+    throw argument_error(std::string("heddle::") + what + ": float16 sums through a schedule need messages with "
+                         "headers, which this communicator hasn't; use native{}, bfloat16 or float");
+  }
+}
+
 template <class Comm, class Topology>
 constexpr void require_topology() {
   if constexpr (std::is_same_v<Topology, native>) {
@@ -61,13 +71,7 @@ class all_reduce_plan {
   bool operator()(Comm& comm, void* buffer, const leaf& l) {
     detail::require_topology<Comm, Topology>();
     detail::check_buffer("all_reduce", buffer, count_);
-    if constexpr (stream_ordered<Comm> && !std::is_same_v<Topology, native>) {
-      // Sums of float16 travel with their number of contributors, and no header comes with these messages.
-      if (l.scaled() && comm.size() > 1) {
-        throw argument_error("heddle::all_reduce: float16 sums through a schedule need messages with headers, which "
-                             "this communicator hasn't; use native{}, bfloat16 or float");
-      }
-    }
+    if constexpr (!std::is_same_v<Topology, native>) detail::check_headers<Comm>("all_reduce", l, comm.size());
     header h = head_;
     h.type = l.type;
     h.reduction = l.id;

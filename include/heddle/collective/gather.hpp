@@ -93,25 +93,23 @@ void all_gather(Comm& comm, const Topology& t, std::span<const Element> mine, st
   Element* const place = all.data() + mine.size() * static_cast<std::size_t>(comm.rank());
   if (place != mine.data()) {
     detail::check_apart("all_gather", mine.data(), mine.size_bytes(), all.data(), all.size_bytes());
-    if (!mine.empty()) std::memcpy(place, mine.data(), mine.size_bytes());
+    if constexpr (stream_ordered<Comm>) comm.copy(place, mine.data(), mine.size_bytes());
+    else if (!mine.empty()) std::memcpy(place, mine.data(), mine.size_bytes());
   }
   detail::gather_blocks(comm, t, all, blocks);
 }
 
-/// @brief Reduces in place so that this rank's block, given by `counts` in rank order, is final; the rest of `data` is
-/// scratch afterwards.
-/// @return This rank's block inside `data`.
-/// Throws: argument_error if the counts don't sum to data.size(); comm_error.
-template <communicator Comm, class Topology, class Element, class Op = sum, class Operation = operation>
-std::span<Element> reduce_scatter(Comm& comm, const Topology& t, std::span<Element> data,
-                                  std::span<const std::size_t> counts, const Op& op = {}) {
+namespace detail {
+template <class Comm, class Topology, class Element, class Operation = operation>
+std::span<Element> reduce_blocks(Comm& comm, const Topology& t, std::span<Element> data,
+                                 std::span<const std::size_t> counts, const leaf& l) {
   static_assert(has_reduce_scatter_schedule<Topology>,
                 "heddle::reduce_scatter: the topology must provide reduce_scatter(rank, size, blocks); "
                 "see docs/collective.md");
-  const std::vector<interval> blocks = detail::consecutive(counts);
-  detail::check_counts("reduce_scatter", blocks, comm.size(), data.size());
-  detail::check_buffer("reduce_scatter", data.data(), data.size());
-  const leaf l = leaf_of<Element>(op);
+  const std::vector<interval> blocks = consecutive(counts);
+  check_counts("reduce_scatter", blocks, comm.size(), data.size());
+  check_buffer("reduce_scatter", data.data(), data.size());
+  check_headers<Comm>("reduce_scatter", l, comm.size());
   const schedule s = t.reduce_scatter(comm.rank(), comm.size(), blocks);
   const interval own = blocks[static_cast<std::size_t>(comm.rank())];
   const header h =
@@ -121,6 +119,19 @@ std::span<Element> reduce_scatter(Comm& comm, const Topology& t, std::span<Eleme
   x.prepare(comm.rank(), s, l.bytes, s.halved() ? s.owned() : std::span(&own, 1));
   x.run_prepared(comm, s, 0, s.rounds(), h, bytes, &l, l.average ? 1.0 / comm.size() : 1.0);
   return data.subspan(own.begin, own.count);
+}
+}  // namespace detail
+
+/// @brief Reduces in place so that this rank's block, given by `counts` in rank order, is final; the rest of `data` is
+/// scratch afterwards.
+/// @return This rank's block inside `data`.
+/// Throws: argument_error if the counts don't sum to data.size(); comm_error.
+template <communicator Comm, class Topology, class Element, class Op = sum>
+std::span<Element> reduce_scatter(Comm& comm, const Topology& t, std::span<Element> data,
+                                  std::span<const std::size_t> counts, const Op& op = {}) {
+  static_assert(!stream_ordered<Comm>,
+                "heddle::reduce_scatter: this communicator works in a stream; pass the queue last");
+  return detail::reduce_blocks(comm, t, data, counts, leaf_of<Element>(op));
 }
 
 /// @brief The same, out of place: `mine` receives this rank's block, `data` keeps its values.
@@ -182,15 +193,18 @@ void broadcast(Comm& comm, std::span<Element> data, int root = 0) {
   detail::run_once(comm, s, h, data.data(), sizeof(Element));
 }
 
-/// @brief Returns when every rank has called it. Dissemination: ceil(log2 P) rounds.
+/// @brief Returns when every rank has called it. Dissemination: ceil(log2 P) rounds. In a stream it returns at once,
+/// and later work of the stream begins when every rank's stream has come to it.
 template <communicator Comm>
 void barrier(Comm& comm) {
-  std::byte sent{}, received{};
+  std::byte own[2]{};
+  std::byte* bytes = own;
+  if constexpr (stream_ordered<Comm>) bytes = static_cast<std::byte*>(comm.scratch(sizeof own));
   header h = begin_call(comm, {operation_kind::barrier, dtype::u8, 0, 0, 0, 1, 0});
   const int rank = comm.rank(), size = comm.size();
   for (int reach = 1; reach < size; reach *= 2) {
-    const outgoing out{(rank + reach) % size, &sent, 1, 1};
-    const incoming in{(rank - reach + size) % size, &received, 1};
+    const outgoing out{(rank + reach) % size, bytes, 1, 1};
+    const incoming in{(rank - reach + size) % size, bytes + 1, 1};
     comm.exchange(h, std::span(&out, 1), std::span(&in, 1), [](std::span<const arrival>) {});
     ++h.round;
   }

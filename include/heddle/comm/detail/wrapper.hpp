@@ -32,6 +32,18 @@ class wrapper {
   {
     inner_.begin(h);
   }
+  /// Forwards.
+  void* scratch(std::size_t bytes)
+    requires stream_ordered<Comm>
+  {
+    return inner_.scratch(bytes);
+  }
+  /// Forwards.
+  void copy(void* to, const void* from, std::size_t bytes)
+    requires stream_ordered<Comm>
+  {
+    inner_.copy(to, from, bytes);
+  }
   /// The communicator underneath.
   Comm& inner() noexcept { return inner_; }
 

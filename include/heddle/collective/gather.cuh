@@ -1,0 +1,28 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/collective/gather.hpp>
+#include <heddle/core/bulk_reduction.hpp>
+#include <heddle/core/cuda.cuh>
+
+namespace heddle {
+inline namespace v0 {
+
+/// @brief reduce_scatter of device memory, in place and in stream order.
+///
+/// `all_gather`, `broadcast` and `barrier` need no form of their own: those of gather.hpp enqueue, where the
+/// communicator works in a stream.
+/// Sync:   only enqueues on `q`, whose stream must be the communicator's.
+/// @return This rank's block inside `data`.
+/// Throws: argument_error if the counts don't sum to data.size(), or for float16 sums; comm_error.
+template <communicator Comm, class Topology, class Element, class Op>
+std::span<Element> reduce_scatter(Comm& comm, const Topology& t, std::span<Element> data,
+                                  std::span<const std::size_t> counts, const Op& op, cuda::queue q) {
+  static_assert(stream_ordered<Comm>, "heddle::reduce_scatter: this communicator works on the host; pass no queue");
+  const bulk_leaf<cuda, Element, Op> l(op, q);
+  return detail::reduce_blocks(comm, t, data, counts, l.get());
+}
+
+}  // namespace v0
+}  // namespace heddle
