@@ -258,7 +258,7 @@ communicator connect(Comm& other, cudaStream_t stream, const options& o = {}) {
     std::vector<incoming> in;
     for (int r = 1; r < other.size() && other.rank() == 0; ++r) out.push_back({r, &id, sizeof id, 1});
     if (other.rank() != 0) in.push_back({0, &id, sizeof id});
-    const header h{.kind = operation_kind::control, .sequence = other.next_sequence(), .count = sizeof id};
+    const header h = begin_call(other, {.kind = operation_kind::control, .count = sizeof id});
     // It returns when the messages have been taken, but on a receiver perhaps before another one has its own.
     other.exchange(h, out, in, [](std::span<const arrival>) {});
   };
