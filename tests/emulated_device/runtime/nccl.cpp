@@ -34,8 +34,6 @@ constexpr const char* type_names[] = {"int8",   "uint8",   "int32",   "uint32", 
                                       "uint64", "float16", "float32", "float64", "bfloat16"};
 constexpr std::size_t type_bytes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
 
-struct rank_state;
-
 struct operation {
   kind what;
   const void* from;
@@ -47,13 +45,28 @@ struct operation {
   cudaStream_t stream;
 };
 
+// How a rank is, for those who meet its operations.
+struct status {
+  int rank = 0, size = 0;
+  std::uint64_t number = 0;  // of the communicator
+  bool aborted = false;
+  ncclResult_t error = ncclSuccess;
+  std::string text;
+  std::vector<double> factors;  // of ncclRedOpCreatePreMulSum
+
+  std::string name() const {
+    return "rank " + std::to_string(rank) + " of " + std::to_string(size) + " of NCCL communicator " +
+           std::to_string(number);
+  }
+};
+
 struct match;
 
 // One rank's operation, once it is in a stream.
 struct part {
   operation o;
-  std::shared_ptr<rank_state> of;
-  std::shared_ptr<match> in;
+  std::shared_ptr<status> of;
+  match* in = nullptr;  // the communicator keeps it
   bool posted = false;  // its stream has come to it
   char tag = 0;
 };
@@ -74,11 +87,11 @@ struct split_call {
 struct clique {
   int size = 0;
   std::uint64_t number = 0;
-  std::map<int, std::shared_ptr<rank_state>> ranks;
-  std::map<std::uint64_t, std::shared_ptr<match>> collectives;                         // by number
-  std::map<std::array<std::uint64_t, 3>, std::shared_ptr<match>> messages;             // source, destination, number
+  std::map<int, int> devices;                                   // by rank
+  std::map<std::uint64_t, match> collectives;                   // by number
+  std::map<std::array<std::uint64_t, 3>, match> messages;       // by source, destination, number
   std::map<std::uint64_t, split_call> splits;
-  bool complete() const { return static_cast<int>(ranks.size()) == size; }
+  bool complete() const { return static_cast<int>(devices.size()) == size; }
 };
 
 // Something that a nonblocking call has begun.
@@ -88,21 +101,13 @@ struct pending {
   std::string what;
 };
 
-struct rank_state {
+struct rank_state : status {
   std::shared_ptr<clique> of;
-  int rank = 0, device = 0;
-  bool blocking = true, aborted = false;
-  ncclResult_t error = ncclSuccess;
-  std::string text;
+  int device = 0;
+  bool blocking = true;
   std::vector<pending> begun;
   std::uint64_t collectives = 0, splits = 0;
   std::map<int, std::array<std::uint64_t, 2>> messages;  // sent and received, by peer
-  std::vector<double> factors;                           // of ncclRedOpCreatePreMulSum
-
-  std::string name() const {
-    return "rank " + std::to_string(rank) + " of " + std::to_string(of->size) + " of NCCL communicator " +
-           std::to_string(of->number);
-  }
 };
 
 struct group {
@@ -132,7 +137,7 @@ registry& known(machine& m) {
   return r;
 }
 
-std::string describe(const operation& o, const rank_state& of) {
+std::string describe(const operation& o, const status& of) {
   std::string text = std::string(names[static_cast<unsigned>(o.what)]) + " of " + std::to_string(o.count) + " " +
                      type_names[o.type];
   if (o.op >= 0) text += ", operation " + std::to_string(o.op);
@@ -140,7 +145,7 @@ std::string describe(const operation& o, const rank_state& of) {
   return text + ", by " + of.name();
 }
 
-ncclResult_t fail(rank_state& r, ncclResult_t code, const std::string& text) {
+ncclResult_t fail(status& r, ncclResult_t code, const std::string& text) {
   r.text = text;
   if (code != ncclInvalidArgument && code != ncclInvalidUsage) r.error = code;
   return code;
@@ -301,26 +306,20 @@ bool same(const operation& a, const operation& b) {
          (a.op == b.op || (a.op >= ncclNumOps && b.op >= ncclNumOps));
 }
 
-void join(machine& m, const std::shared_ptr<part>& p) {
-  rank_state& r = *p->of;
+void join(machine& m, rank_state& r, const std::shared_ptr<part>& p) {
   std::size_t place = 0, places = 2;
-  std::shared_ptr<match>* in = nullptr;
   if (p->o.what <= kind::receive) {
     const bool sends = p->o.what == kind::send;
     place = sends ? 0 : 1;
     const std::uint64_t number = r.messages[p->o.peer][place]++;
     const auto me = static_cast<std::uint64_t>(r.rank), peer = static_cast<std::uint64_t>(p->o.peer);
-    in = &r.of->messages[{sends ? me : peer, sends ? peer : me, number}];
+    p->in = &r.of->messages[{sends ? me : peer, sends ? peer : me, number}];
   } else {
     place = static_cast<std::size_t>(r.rank);
     places = static_cast<std::size_t>(r.of->size);
-    in = &r.of->collectives[r.collectives++];
+    p->in = &r.of->collectives[r.collectives++];
   }
-  if (!*in) {
-    *in = std::make_shared<match>();
-    (*in)->parts.resize(places);
-  }
-  p->in = *in;
+  p->in->parts.resize(places);
   for (const auto& other : p->in->parts) {
     if (!other || same(other->o, p->o)) continue;
     const std::string text = "calls differ: " + describe(p->o, r) + ", and " + describe(other->o, *other->of);
@@ -337,8 +336,8 @@ void enqueue(machine& m, const std::shared_ptr<rank_state>& r, const std::vector
   std::vector<std::shared_ptr<part>> parts;
   std::string name;
   for (const operation& o : operations) {
-    parts.push_back(std::make_shared<part>(part{.o = o, .of = r, .in = nullptr}));
-    join(m, parts.back());
+    parts.push_back(std::make_shared<part>(part{.o = o, .of = r}));
+    join(m, *r, parts.back());
     name += (name.empty() ? "" : " with ") + describe(o, *r);
   }
   const int before = std::exchange(me().device, r->device);
@@ -352,7 +351,7 @@ void enqueue(machine& m, const std::shared_ptr<rank_state>& r, const std::vector
     }
   });
   m.push(
-      s, name, [parts, &m] { for (const auto& p : parts) finish(m, *p); }, {}, {},
+      s, name, [parts, r, &m] { for (const auto& p : parts) finish(m, *p); }, {}, {},
       [parts] { return std::all_of(parts.begin(), parts.end(), [](const auto& p) { return ready(*p); }); });
 }
 
@@ -459,9 +458,11 @@ ncclComm_t new_comm(machine& m, const std::shared_ptr<clique>& of, int rank, int
   auto r = std::make_shared<rank_state>();
   r->of = of;
   r->rank = rank;
+  r->size = of->size;
+  r->number = of->number;
   r->device = device;
   r->blocking = blocking;
-  of->ranks[rank] = r;
+  of->devices[rank] = device;
   auto* const comm = new ncclComm{r};
   m.alive[comm] = "NCCL communicator " + std::to_string(of->number) + ", rank " + std::to_string(rank);
   return comm;
@@ -542,13 +543,13 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
   if (found == known(c.m).by_id.end()) return ncclInvalidArgument;
   const std::shared_ptr<clique> of = found->second;
   if (of->size == 0) of->size = ranks;
-  for (const auto& [r, state] : of->ranks) {
-    if (state->device != me().device) continue;
+  for (const auto& [r, device] : of->devices) {
+    if (device != me().device) continue;
     c.m.blame("ranks " + std::to_string(r) + " and " + std::to_string(rank) + " of one NCCL communicator on device " +
               std::to_string(me().device));
     return ncclInvalidUsage;
   }
-  if (of->size != ranks || of->ranks.contains(rank)) {
+  if (of->size != ranks || of->devices.contains(rank)) {
     c.m.blame("ncclCommInitRank as rank " + std::to_string(rank) + " of " + std::to_string(ranks) +
               " with an id that others use for " + std::to_string(of->size) + " ranks, or for this one");
     return ncclInvalidUsage;
