@@ -160,6 +160,7 @@ void reduce_scatter(Comm& comm, const Topology& t, std::span<const Element> data
 /// Throws: argument_error if root isn't a rank; comm_error.
 template <communicator Comm, class Element, class Op = sum, class Operation = operation>
 bool reduce(Comm& comm, std::span<Element> data, int root = 0, const Op& op = {}) {
+  static_assert(!stream_ordered<Comm>, "heddle::reduce: not for a communicator that works in a stream");
   const int size = comm.size(), rank = comm.rank();
   if (root < 0 || root >= size) {
     throw argument_error("heddle::reduce: root " + std::to_string(root) + " of " + std::to_string(size) + " ranks");

@@ -25,6 +25,7 @@ communicator connect(int rank, int size, Share&& share, cudaStream_t stream, con
 /// it has made itself. Other ranks learn of it from NCCL, if that notices, or from the deadline.
 /// Wire:   the payload.
 /// State:  device memory for the received bytes of one round that are only lent to `apply`, and for `scratch`.
+/// Threads: one at a time, with the rank's device as its current one.
 /// Sync:   everything enqueues, but `synchronize`, `split`, `duplicate` and their kind block. The destructor waits for
 ///         the stream, up to a deadline; if that is not enough it aborts.
 /// Throws: comm_error, naming the call of NCCL or CUDA, when it fails, when NCCL reports an error that happened since,
@@ -45,7 +46,7 @@ class communicator {
   std::uint16_t next_sequence() noexcept { return sequence_++; }
   /// The stream that it works in.
   cudaStream_t stream() const noexcept { return link_->stream; }
-  /// NCCL's own handle, for calls that are not here.
+  /// NCCL's own handle, for calls that are not here; it is gone after a failure.
   ncclComm_t get() const noexcept { return link_->comm; }
 
   /// @brief Ends this communicator and its relatives on this rank; later calls throw comm_error with `text`.
@@ -62,7 +63,7 @@ class communicator {
       l.require_time("synchronize", detail::clock::now() - start);
       detail::rest(detail::clock::now() - start);
     }
-    if (code == cudaSuccess) static_cast<void>(cudaGetLastError());  // some versions of CUDA keep "not ready"
+    detail::forget_not_ready();
     l.require("synchronize");
     l.check("cudaStreamQuery", code);
   }
@@ -146,8 +147,8 @@ class communicator {
   bool native_all_reduce(const header& h, const void* in, void* out, std::size_t count, const leaf& l) {
     const ncclDataType_t type = type_of(l.type);
     const bool divided_first = l.average && l.type == dtype::f16;
-    native(h, ncclAllReduce(in, out, count, type, divided_first ? ncclAvg : operation_of(l), link_->comm,
-                            link_->stream));
+    const ncclRedOp_t op = divided_first ? ncclAvg : operation_of(l);
+    native(h, [&](detail::link& k) { return ncclAllReduce(in, out, count, type, op, k.comm, k.stream); });
     return l.average && !divided_first && count ? divide(out, count, l) : false;
   }
 
@@ -156,19 +157,19 @@ class communicator {
   bool native_reduce_scatter(const header& h, const void* in, void* out, std::size_t count, const leaf& l) {
     const ncclDataType_t type = type_of(l.type);
     const bool divided_first = l.average && l.type == dtype::f16;
-    native(h, ncclReduceScatter(in, out, count, type, divided_first ? ncclAvg : operation_of(l), link_->comm,
-                                link_->stream));
+    const ncclRedOp_t op = divided_first ? ncclAvg : operation_of(l);
+    native(h, [&](detail::link& k) { return ncclReduceScatter(in, out, count, type, op, k.comm, k.stream); });
     return l.average && !divided_first && count ? divide(out, count, l) : false;
   }
 
   /// @brief NCCL's all-gather of `bytes` bytes of each rank, enqueued. @param in May be this rank's place in `out`.
   void native_all_gather(const header& h, const void* in, void* out, std::size_t bytes) {
-    native(h, ncclAllGather(in, out, bytes, ncclUint8, link_->comm, link_->stream));
+    native(h, [&](detail::link& k) { return ncclAllGather(in, out, bytes, ncclUint8, k.comm, k.stream); });
   }
 
   /// @brief NCCL's broadcast of `bytes` bytes, in place, enqueued.
   void native_broadcast(const header& h, void* data, std::size_t bytes, int root) {
-    native(h, ncclBroadcast(data, data, bytes, ncclUint8, root, link_->comm, link_->stream));
+    native(h, [&](detail::link& k) { return ncclBroadcast(data, data, bytes, ncclUint8, root, k.comm, k.stream); });
   }
 
  private:
@@ -190,6 +191,7 @@ class communicator {
       case 2: return ncclSum;
       case 3: return ncclMin;
       case 4: return ncclMax;
+      case 5: return ncclProd;
       default: throw argument_error("heddle::nccl: NCCL has no user operations; use a schedule such as ring{}");
     }
   }
@@ -197,9 +199,10 @@ class communicator {
     const operand x{out, 0};
     return l.reduce(l.context, &x, 1, out, count, 0, 1.0 / size());
   }
-  void native(const header& h, ncclResult_t code) {
-    link_->require(name_of(h.kind));
-    link_->settle(name_of(h.kind), code);
+  template <class Call>
+  void native(const header& h, Call&& call) {
+    link_->require(name_of(h.kind));  // first: after a failure there is no NCCL communicator to call
+    link_->settle(name_of(h.kind), call(*link_));
   }
 
   // Of every rank's machine.

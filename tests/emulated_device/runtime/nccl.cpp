@@ -293,6 +293,7 @@ void finish(machine& m, const part& p) {
     for (const auto& other : p.in->parts) tsan_acquire(&other->tag);
     move(m, *p.in);
     p.in->done = true;
+    p.in->parts.clear();  // they hold the ranks, which hold the communicator
     tsan_release(&p.in->tag);
   }
   tsan_acquire(&p.in->tag);
@@ -482,6 +483,12 @@ ncclResult_t drop(ncclComm_t comm, bool abort) {
   } else if (!r.begun.empty()) {
     return fail(r, ncclInvalidArgument, "the call before is still in progress");
   }
+  const auto forget = [&r](match& x) {
+    for (std::shared_ptr<part>& p : x.parts)
+      if (p && p->of.get() == &r) p = nullptr;
+  };
+  for (auto& [number, x] : r.of->collectives) forget(x);
+  for (auto& [number, x] : r.of->messages) forget(x);
   c.m.alive.erase(comm);
   delete comm;
   return ncclSuccess;

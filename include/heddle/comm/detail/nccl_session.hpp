@@ -55,6 +55,11 @@ inline std::string machine_name() {
   return text + "/" + boot;
 }
 
+// Some versions of CUDA keep what a query has answered as the thread's last error.
+inline void forget_not_ready() {
+  if (cudaPeekAtLastError() == cudaErrorNotReady) static_cast<void>(cudaGetLastError());
+}
+
 // FNV-1a.
 inline std::uint64_t hash_of(const std::string& text) noexcept {
   std::uint64_t h = 0xcbf29ce484222325u;
@@ -181,7 +186,7 @@ class link {
     cudaError_t work = cudaSuccess;
     ncclResult_t state = ncclInProgress;
     wait_while([&] { return (work = cudaStreamQuery(stream)) == cudaErrorNotReady; });
-    static_cast<void>(cudaGetLastError());
+    forget_not_ready();
     if (work == cudaSuccess) {
       ncclCommFinalize(comm);
       wait_while([&] { return ncclCommGetAsyncError(comm, &state) == ncclSuccess && state == ncclInProgress; });
