@@ -9,6 +9,7 @@
 //     allreduce stream RANKS                   prints "stream <bytes per second>": every rank scales 64 MiB of its own
 //     allreduce overlap                        prints "<what> 0 <seconds>" of compute, serial and overlapped steps
 //     allreduce lanes                          prints "<what> <lanes> <seconds>" of a step, and of what its links need
+#include <heddle/comm/throttled.hpp>
 #include <heddle/heddle.hpp>
 
 #include <algorithm>

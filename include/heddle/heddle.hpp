@@ -3,17 +3,17 @@
 #pragma once
 
 /// @file
-/// @brief Everything that needs no dependency: core, memory, communicators of one process, collectives, compressors,
-/// update rules, modes, recomputation and the trainer.
+/// @brief What a trainer needs and what has no dependency: core, memory, communicators of one process, collectives,
+/// compressors, update rules, modes, recomputation and the trainer.
+///
+/// What wraps communicators, measures or plans is included by its own name: heddle/comm/throttled.hpp,
+/// heddle/collective/automatic.hpp, heddle/memory/search_plan.hpp and others; the pages in docs/ name them.
 
-#include <heddle/collective/automatic.hpp>
 #include <heddle/collective/gather.hpp>
 #include <heddle/collective/hierarchical.hpp>
 #include <heddle/collective/verify.hpp>
-#include <heddle/comm/calibrate.hpp>
 #include <heddle/comm/self.hpp>
 #include <heddle/comm/threads.hpp>
-#include <heddle/comm/throttled.hpp>
 #include <heddle/compress/cast.hpp>
 #include <heddle/compress/clip.hpp>
 #include <heddle/compress/dgc.hpp>

@@ -206,15 +206,21 @@ TEST_CASE("who waits for one that waits itself blames the last in the chain") {
 }
 
 TEST_CASE("a wait that lasts is reported with operation and missing ranks") {
-  std::mutex mutex;
-  std::vector<std::string> reports;
-  std::atomic<int> count{0};
+  struct listener {
+    std::mutex mutex;
+    std::vector<std::string> reports;
+    std::atomic<int> count{0};
+  } heard;
+  std::vector<std::string>& reports = heard.reports;
+  std::atomic<int>& count = heard.count;
   hd::threads::options o = few(4, 60s);
   o.stall = 30ms;
-  o.on_stall = [&](const std::string& text) {
-    std::lock_guard lock(mutex);
-    reports.push_back(text);
-    ++count;
+  o.stall_context = &heard;
+  o.on_stall = [](void* context, const std::string& report) {
+    auto& l = *static_cast<listener*>(context);
+    std::lock_guard lock(l.mutex);
+    l.reports.push_back(report);
+    ++l.count;
   };
   const auto of_rank = [&](int rank, const std::string& part) {
     int n = 0;

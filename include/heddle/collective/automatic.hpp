@@ -60,7 +60,8 @@ struct choice {
  public:
   /// Schedule of an all-reduce of `count` elements.
   template <class Schedule = schedule> Schedule all_reduce(int rank, int size, std::size_t count) const {
-    if (chunks > 1) return pipelined<choice>{{which, width}, chunks, skew}.all_reduce(rank, size, count);
+    if (chunks > 1)
+      return pipelined<choice>{{which, width}, chunks, skew}.template all_reduce<Schedule>(rank, size, count);
     return visit([&](const auto& t) { return t.all_reduce(rank, size, count); });
   }
   /// The name of the topology.

@@ -6,7 +6,6 @@
 
 #include <cstring>
 #include <exception>
-#include <functional>
 #include <utility>
 #include <vector>
 
@@ -35,7 +34,8 @@ struct options {
   std::chrono::nanoseconds stall{0};                    ///< When a wait is reported to `on_stall`; 0 is never.
   /// Called once in each wait that lasts longer than `stall`, on the thread that waits, with a text that names the
   /// operation and the ranks that are missing. It must not throw.
-  std::function<void(const std::string&)> on_stall = {};
+  void (*on_stall)(void* context, const std::string& report) = nullptr;
+  void* stall_context = nullptr;  ///< Passed to `on_stall`.
 };
 
 /// @brief A rank of threads::run. Zero copy: a receiver reads the sender's buffer.
@@ -364,7 +364,7 @@ template <class Function, class Session = detail::session>
 void run(const options& o, Function&& f) {
   if (o.ranks < 1)
     throw argument_error("heddle::threads::run: ranks is " + std::to_string(o.ranks) + ", allowed is 1 or more");
-  auto shared = std::make_shared<Session>(o.ranks, o.deadline, detail::stall_report{o.stall, o.on_stall});
+  auto shared = std::make_shared<Session>(o.ranks, o.deadline, detail::stall_report{o.stall, o.on_stall, o.stall_context});
   auto w = std::make_shared<detail::world<Session>>(shared, o.ranks);
   std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(o.ranks));
   std::atomic<int> first{-1};

@@ -8,7 +8,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -24,7 +23,8 @@ enum class wait_end { ready, failed, late };
 // When a long wait is reported, and to whom; never if after is 0.
 struct stall_report {
   std::chrono::nanoseconds after{0};
-  std::function<void(const std::string&)> to;
+  void (*to)(void* context, const std::string& report) = nullptr;
+  void* context = nullptr;
 };
 
 // What all communicators of one threads::run share: who failed first, and one bell per rank to sleep on. `Clock` takes
@@ -97,7 +97,7 @@ class basic_session {
       if (heed_failure && failed() >= 0) return wait_end::failed;
       if (!reported && Clock::now() - start > stall_.after) {
         reported = true;
-        stall_.to(what_is_missing());
+        stall_.to(stall_.context, what_is_missing());
       }
       if (heed_failure && Clock::now() > end) return wait_end::late;
     }
