@@ -1,5 +1,7 @@
 // SPDX-FileCopyrightText: The Heddle authors
 // SPDX-License-Identifier: Apache-2.0
+#include <heddle/comm/throttled.hpp>
+
 #include "../trainer/support.hpp"
 
 #include "support.hpp"
