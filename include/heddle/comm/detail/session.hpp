@@ -31,6 +31,8 @@ struct stall_report {
 // the time of deadlines.
 template <class Clock>
 class basic_session {
+  static constexpr std::chrono::microseconds yielding{50};
+
  public:
   basic_session(int ranks, std::chrono::nanoseconds deadline, stall_report stall = {})
       : bells_(std::make_unique<bell[]>(static_cast<std::size_t>(ranks))), ranks_(ranks), deadline_(deadline),
@@ -64,9 +66,10 @@ class basic_session {
     b.wake.notify_all();
   }
 
-  // Spins for about a microsecond where cores are free, then yields, then sleeps. A yield is cheap on a core that is
-  // free, and the only way to go on where the system has put the peer, or this rank's own computation, on the same
-  // core: there a longer spin would cost its length in every call. `ready` must read with seq_cst loads, so that either
+  // Spins for about a microsecond where cores are free, then yields for a while, then sleeps. A yield is cheap on a core
+  // that is free, and the only way to go on where the system has put the peer, or this rank's own computation, on the
+  // same core: there a longer spin would cost its length in every call. Where other programs want the cores, a yield
+  // lasts as long as one of them may run, so the while is a time: who sleeps is let in again at once when woken. `ready` must read with seq_cst loads, so that either
   // the sleeper sees the store or the ringer sees the sleeper. `what_is_missing` gives the text of a stall report.
   template <class Ready, class Missing>
   wait_end wait(int rank, Ready&& ready, bool heed_failure, Missing&& what_is_missing) {
@@ -74,12 +77,12 @@ class basic_session {
       if (ready()) return wait_end::ready;
       if (i >= 32) pause();  // a pause is as long as a message between two cores
     }
-    for (int i = 0; i < 200; ++i) {
+    const auto start = Clock::now(), end = start + deadline_;
+    do {
       if (ready()) return wait_end::ready;
       std::this_thread::yield();
-    }
+    } while (Clock::now() - start < yielding);
     bell& b = bells_[static_cast<std::size_t>(rank)];
-    const auto start = Clock::now(), end = start + deadline_;
     bool reported = stall_.after.count() <= 0 || !stall_.to;
     for (;;) {
       {
