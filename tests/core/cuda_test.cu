@@ -44,6 +44,32 @@ TEST_CASE("core: an event orders two streams") {
   for (cudaStream_t s : streams) CHECK(cudaStreamDestroy(s) == cudaSuccess);
 }
 
+TEST_CASE("core: an event is ready when all work before it is done") {
+  cudaStream_t streams[2] = {};
+  for (cudaStream_t& s : streams) REQUIRE(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking) == cudaSuccess);
+  const hd::cuda::queue first{streams[0]}, second{streams[1]};
+  const std::size_t n = std::size_t{1} << 18;
+  {
+    heddle_test::array<hd::cuda, std::uint64_t> a(first, n), b(first, n);
+    first.synchronize();
+    hd::cuda::event done;
+    CHECK(done.ready());  // nothing was recorded
+    for (std::uint64_t factor = 1; factor <= 4; ++factor) {
+      hd::cuda::for_each(n, heddle_test::multiply_index{a.data()}, first);
+      hd::cuda::fill(a.data(), 1, factor, first);
+      done.record(first);
+      while (!done.ready()) {
+      }
+      hd::cuda::copy(a.data(), b.data(), n, second);  // nothing else orders the streams
+      second.synchronize();
+      const auto got = b.get();
+      CHECK(got.front() == factor);
+      CHECK(got.back() == 3 * (n - 1) + 1);
+    }
+  }
+  for (cudaStream_t s : streams) CHECK(cudaStreamDestroy(s) == cudaSuccess);
+}
+
 TEST_CASE("core: CUDA's errors are named", "[host]") {
   const hd::cuda_error e("cuda::copy", cudaErrorInvalidValue);
   CHECK(std::string(e.what()).find("heddle::cuda::copy: cudaErrorInvalidValue") == 0);

@@ -392,6 +392,20 @@ TEST_CASE("nccl: who waits for a rank that has left gets an error within the dea
   }
 }
 
+TEST_CASE("nccl: a blocking communicator is left within the deadline, whatever its stream still waits for") {
+  if (!enough_devices(2)) return;
+  const hd::nccl::options settings{.deadline = std::chrono::milliseconds(300), .blocking = true};
+  const auto start = std::chrono::steady_clock::now();
+  run(2, settings, [&](auto&, hd::nccl::communicator& comm, rank_device& device) {
+    const std::vector<float> zeros(8);
+    const auto s = device.put(zeros);
+    comm.synchronize();
+    hd::nccl::communicator second = comm.duplicate();
+    if (comm.rank() == 0) hd::all_reduce(second, hd::native{}, s, hd::sum{}, device.queue());  // rank 1 never joins
+  });
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
+}
+
 TEST_CASE("nccl: what can't be done is refused before anything is enqueued") {
   if (!enough_devices(2)) return;
   std::vector<int> refused(2);
