@@ -213,13 +213,13 @@ concept has_all_reduce_schedule = requires(const Topology& t, int rank, int size
 };
 /// Has `reduce_scatter(rank, size, blocks)`: after it rank r holds block r, reduced. Blocks are disjoint.
 template <class Topology>
-concept has_reduce_scatter_schedule = requires(const Topology& t, int rank, int size, std::span<const interval> b) {
-  { t.reduce_scatter(rank, size, b) } -> std::same_as<schedule>;
+concept has_reduce_scatter_schedule = requires(const Topology& t, int rank, int size) {
+  { t.reduce_scatter(rank, size, detail::value_of<std::span<const interval>>()) } -> std::same_as<schedule>;
 };
 /// Has `all_gather(rank, size, blocks)`: before it rank r holds block r, after it all of them. Blocks are disjoint.
 template <class Topology>
-concept has_all_gather_schedule = requires(const Topology& t, int rank, int size, std::span<const interval> b) {
-  { t.all_gather(rank, size, b) } -> std::same_as<schedule>;
+concept has_all_gather_schedule = requires(const Topology& t, int rank, int size) {
+  { t.all_gather(rank, size, detail::value_of<std::span<const interval>>()) } -> std::same_as<schedule>;
 };
 /// Has `name()`, for tables and messages.
 template <class Topology>

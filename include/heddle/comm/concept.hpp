@@ -5,6 +5,7 @@
 #include <heddle/core/dtype.hpp>
 #include <heddle/core/error.hpp>
 #include <heddle/core/reduction.hpp>
+#include <heddle/core/slice.hpp>
 
 #include <chrono>
 #include <concepts>
@@ -146,8 +147,9 @@ concept has_sequence = requires(C& c) {
 };
 /// Has `exchange(header, outgoing, incoming, apply)`.
 template <class C>
-concept has_exchange = requires(C& c, header h, std::span<const outgoing> out, std::span<const incoming> in,
-                                void (*apply)(std::span<const arrival>)) { c.exchange(h, out, in, apply); };
+concept has_exchange = requires(C& c, header h, void (*apply)(std::span<const arrival>)) {
+  c.exchange(h, detail::value_of<std::span<const outgoing>>(), detail::value_of<std::span<const incoming>>(), apply);
+};
 /// Has `duplicate()`: a second communicator of the same ranks with traffic of its own (collective).
 template <class C>
 concept has_duplicate = requires(C& c) {

@@ -7,6 +7,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 namespace heddle {
 inline namespace v0 {
@@ -59,15 +60,19 @@ struct plus_probe {
 /// `queue`: an ordered line of work; `synchronize` blocks the host until it is empty, `wait` makes the queue wait for
 /// an event.
 template <class Backend>
-concept has_queue = std::copyable<typename Backend::queue> && std::equality_comparable<typename Backend::queue> &&
+concept has_queue = std::is_copy_constructible_v<typename Backend::queue> &&
+                    std::is_copy_assignable_v<typename Backend::queue> &&
                     requires(const typename Backend::queue q, const typename Backend::event e) {
+                      { q == q } -> std::convertible_to<bool>;
                       { q.synchronize() } -> std::same_as<void>;
                       { q.wait(e) } -> std::same_as<void>;
                     };
 
 /// `event`: a point in a queue; an event that was never recorded is ready.
 template <class Backend>
-concept has_event = std::movable<typename Backend::event> && std::default_initializable<typename Backend::event> &&
+concept has_event = std::is_move_constructible_v<typename Backend::event> &&
+                    std::is_move_assignable_v<typename Backend::event> &&
+                    std::is_default_constructible_v<typename Backend::event> &&
                     requires(typename Backend::event e, const typename Backend::event c, typename Backend::queue q) {
                       { e.record(q) } -> std::same_as<void>;
                       { c.ready() } -> std::same_as<bool>;
@@ -76,7 +81,7 @@ concept has_event = std::movable<typename Backend::event> && std::default_initia
 
 /// `memory`: the plainest resource of the backend's memory space.
 template <class Backend>
-concept has_memory = std::default_initializable<typename Backend::memory> &&
+concept has_memory = std::is_default_constructible_v<typename Backend::memory> &&
                      requires(typename Backend::memory m, typename Backend::queue q, void* p, std::size_t n) {
                        { m.allocate(q, n, n) } -> std::same_as<void*>;
                        { m.deallocate(q, p, n, n) } noexcept -> std::same_as<void>;

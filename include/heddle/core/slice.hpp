@@ -54,6 +54,11 @@ template <class Element>
 constexpr std::span<const Element> as_span(const std::vector<Element>& v) noexcept {
   return {v.data(), v.size()};
 }
+
+// A value for requirements, never defined. It initialises a parameter without a constructor, so that asking whether a
+// function takes a std::span doesn't weigh all of std::span's constructors, as std::declval would.
+template <class Value>
+Value value_of() noexcept;
 }  // namespace detail
 
 }  // namespace v0

@@ -6,6 +6,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <type_traits>
 
 namespace heddle {
 inline namespace v0 {
@@ -36,11 +37,13 @@ concept has_deallocate_sync = requires(Resource& r, void* p, std::size_t bytes, 
 
 /// Copying is cheap and a copy shares its state with the original.
 template <class Resource>
-concept has_shared_copies = std::copy_constructible<Resource>;
+concept has_shared_copies = std::is_copy_constructible_v<Resource>;
 
 /// `a == b` says whether memory from one may be given back to the other.
 template <class Resource>
-concept has_equality = std::equality_comparable<Resource>;
+concept has_equality = requires(const Resource& a, const Resource& b) {
+  { a == b } -> std::convertible_to<bool>;
+};
 
 /// @brief Where memory comes from: what every container, adaptor and recompute chain takes.
 ///

@@ -2,12 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <heddle/core/slice.hpp>
 #include <heddle/recompute/schedule.hpp>
 
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 
 namespace heddle {
 inline namespace v0 {
@@ -22,8 +24,8 @@ enum class pass : std::uint8_t {
 
 /// `plan(costs)` returns a schedule and changes nothing.
 template <class Policy>
-concept has_plan = requires(const Policy& p, std::span<const layer_cost> costs) {
-  { p.plan(costs) } -> std::convertible_to<schedule>;
+concept has_plan = requires(const Policy& p) {
+  { p.plan(heddle::detail::value_of<std::span<const layer_cost>>()) } -> std::convertible_to<schedule>;
 };
 
 /// @brief Decides which activations a chain keeps and which it computes again.
@@ -52,7 +54,7 @@ concept has_plan = requires(const Policy& p, std::span<const layer_cost> costs) 
 /// static_assert(heddle::recompute::policy<cheap_again>);
 /// @endcode
 template <class Policy>
-concept policy = has_plan<Policy> && std::copy_constructible<Policy>;
+concept policy = has_plan<Policy> && std::is_copy_constructible_v<Policy>;
 
 /// `output_bytes() const` returns a size.
 template <class Layer>
