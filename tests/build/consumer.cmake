@@ -59,7 +59,7 @@ elseif(KIND STREQUAL "find_package")
   must("${CMAKE_COMMAND}" --build build)
   must_run("${work}/build/consumer")
   # Each component is either found, and then links, or refused with one sentence that names what it needs.
-  foreach(component IN ITEMS cuda nccl mpi quantum)
+  foreach(component IN ITEMS cuda nccl mpi zmq quantum)
     execute_process(COMMAND ${find} -B ${component} -DHEDDLE_ASK_FOR=${component} WORKING_DIRECTORY "${work}"
                     RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
     string(REGEX REPLACE "[ \n]+" " " output "${output}") # CMake wraps lines

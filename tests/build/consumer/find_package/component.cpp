@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Heddle authors
 // SPDX-License-Identifier: Apache-2.0
 
-// A program that links heddle::cuda, heddle::nccl or heddle::mpi, and calls the library behind it.
+// A program that links heddle::cuda, heddle::nccl, heddle::mpi or heddle::zmq, and calls the library behind it.
 #include <heddle/core/config.hpp>
 
 #include <cstdio>
@@ -15,6 +15,13 @@ int version_of_dependency(int* version) { return ncclGetVersion(version); }
 #elif USES_mpi
 #include <mpi.h>
 int version_of_dependency(int* version) { return MPI_Get_version(version, version); }
+#elif USES_zmq
+#include <zmq.h>
+int version_of_dependency(int* version) {
+  int minor = 0, patch = 0;
+  zmq_version(version, &minor, &patch);
+  return 0;
+}
 #endif
 
 int main() {

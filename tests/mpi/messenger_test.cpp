@@ -1,0 +1,90 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+
+#include <heddle/comm/mpi_messenger.hpp>
+
+#include "../comm/messenger_conformance.hpp"
+#include "support.hpp"
+
+#include <csignal>
+
+#include <unistd.h>
+
+TEST_CASE("messengers over MPI conform", "[threads]") {
+  std::vector<int> sizes;
+  for (const int p : {2, world_size()}) {
+    if (p <= world_size()) sizes.push_back(p);
+  }
+  std::string text;
+  heddle_test::conforms_to_messenger(sizes, [&](int ranks, const hd::messenger_options& o, auto f) {
+    MPI_Comm part = MPI_COMM_NULL;
+    MPI_Comm_split(MPI_COMM_WORLD, world_rank() < ranks ? 0 : MPI_UNDEFINED, 0, &part);
+    if (part == MPI_COMM_NULL) return;
+    try {
+      hd::mpi::messenger m(o, part);
+      f(m);
+    } catch (const std::exception& e) {
+      text += e.what();
+    }
+    MPI_Comm_free(&part);
+  });
+  CHECK(text == "");
+}
+
+TEST_CASE("a messenger over MPI without a thread of its own") {
+  hd::messenger_options o;
+  o.thread = false;
+  CHECK_THROWS_AS(hd::mpi::messenger(o, MPI_COMM_NULL), hd::argument_error);
+  hd::mpi::messenger m(o, MPI_COMM_WORLD);
+  heddle_test::inbox in(m);
+  const int me = m.rank(), p = m.size();
+  for (std::uint64_t k = 0; k < 20; ++k) m.send((me + 1) % p, 1, k, heddle_test::numbers(me, 0, k, 20'000 * (k % 7)));
+  for (std::uint64_t k = 0; k < 20; ++k) {
+    const hd::message got = in.next(hd::message_kind::data, 1, (me - 1 + p) % p);
+    CHECK(got.id == k);
+    CHECK(heddle_test::same(got.body, heddle_test::numbers((me - 1 + p) % p, 0, k, 20'000 * (k % 7))));
+  }
+  in.meet(2);
+  int level = 0;
+  MPI_Query_thread(&level);
+  o.thread = true;
+  if (level < MPI_THREAD_SERIALIZED) CHECK_THROWS_AS(hd::mpi::messenger(o, MPI_COMM_WORLD), hd::mpi::thread_level_error);
+}
+
+// Under mpirun --enable-recovery only: the last rank is killed, the others name it, talk on and leave.
+TEST_CASE("a messenger over MPI survives a death", "[.death]") {
+  hd::messenger_options o;
+  o.beat = 50ms;
+  o.silence = 500ms;
+  auto* const m = new hd::mpi::messenger(o, MPI_COMM_WORLD);  // for good: processes end by _exit
+  heddle_test::inbox in(*m);
+  const int last = m->size() - 1;
+  in.meet(1);
+  if (m->rank() == last) {
+    m->send(0, 2, 0, heddle_test::numbers(last, 0, 0, 50'000));
+    in.next(hd::message_kind::data, 3, 0);
+    raise(SIGKILL);
+  }
+  if (m->rank() == 0) {
+    in.next(hd::message_kind::data, 2, last);
+    m->send(last, 3, 0, hd::payload(0));
+  }
+  for (int k = 0; k < 5 && m->life_of(last); ++k) {
+    try {
+      m->send(last, 4, 0, heddle_test::numbers(0, last, 0, 200'000));  // under way to the dead
+    } catch (const hd::peer_error&) {
+    }
+  }
+  const hd::message died = in.next(hd::message_kind::died, 0, last);
+  CHECK(has(std::string(died.body.text()), "rank " + std::to_string(last) + " was silent for "));
+  CHECK_THROWS_AS(m->send(last, 1, 0, hd::payload(0)), hd::peer_error);
+  for (int r = 0; r < last; ++r) m->send(r, 5, 7, heddle_test::numbers(m->rank(), r, 7, 100'000));
+  for (int r = 0; r < last; ++r) {
+    const hd::message got = in.next(hd::message_kind::data, 5, r);
+    CHECK(heddle_test::same(got.body, heddle_test::numbers(r, m->rank(), 7, 100'000)));
+  }
+  std::printf("survivor\n");
+  std::fflush(stdout);
+  std::this_thread::sleep_for(200ms);  // who leaves first must not be missed by the others before they are done
+  _exit(0);
+}

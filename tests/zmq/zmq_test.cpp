@@ -1,0 +1,196 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+
+#include <heddle/comm/zmq.hpp>
+#include <heddle/core/philox.hpp>
+
+#include "../comm/messenger_conformance.hpp"
+
+#include <memory>
+
+#include <csignal>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+namespace hd = heddle;
+
+namespace {
+using namespace std::chrono_literals;
+using heddle_test::inbox;
+using hd::message_kind;
+
+hd::messenger_options quick(std::chrono::milliseconds silence = 400ms) {
+  hd::messenger_options o;
+  o.beat = 20ms;
+  o.silence = silence;
+  return o;
+}
+
+// A folder for sockets; goes away with what is in it.
+struct folder {
+  char path[32] = "/tmp/heddle_XXXXXX";
+  folder() { REQUIRE(mkdtemp(path)); }
+  ~folder() {
+    for (int i = 0; i < 8; ++i) unlink(file(i).c_str());
+    rmdir(path);
+  }
+  std::string file(int i) const { return std::string(path) + "/" + std::to_string(i); }
+  std::vector<std::string> addresses(int ranks) const {
+    std::vector<std::string> a;
+    for (int i = 0; i < ranks; ++i) a.push_back("ipc://" + file(i));
+    return a;
+  }
+};
+
+// A process that runs f and ends; it is killed with this one, and when this goes away.
+class process {
+ public:
+  template <class Function> explicit process(Function f) {
+    const pid_t parent = getpid();
+    pid_ = fork();
+    REQUIRE(pid_ >= 0);
+    if (pid_ > 0) return;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(3);
+    try {
+      f();
+      _exit(0);
+    } catch (...) {
+      _exit(2);
+    }
+  }
+  process(const process&) = delete;
+  process& operator=(const process&) = delete;
+  ~process() { send(SIGKILL); }
+  void send(int signal) {
+    if (pid_ <= 0) return;
+    kill(pid_, signal);
+    if (signal != SIGKILL) return;
+    waitpid(pid_, nullptr, 0);
+    pid_ = -1;
+  }
+  int wait() {
+    int status = -1;
+    waitpid(std::exchange(pid_, -1), &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+  }
+
+ private:
+  pid_t pid_ = -1;
+};
+
+// Answers every message with itself, until one of tag 0 comes.
+void echo(int rank, const std::vector<std::string>& addresses, const hd::messenger_options& o) {
+  hd::zmq::messenger m(o, rank, addresses);
+  for (;;) {
+    auto got = m.receive(10s);
+    if (!got) return;
+    if (got->kind == message_kind::refused) m.renew();
+    if (got->kind != message_kind::data) continue;
+    if (got->tag == 0) return;
+    try {
+      m.send(got->from, got->tag, got->id, std::move(got->body));
+    } catch (const hd::peer_error&) {
+    }
+  }
+}
+}  // namespace
+
+TEST_CASE("messengers over ZeroMQ conform") {
+  const folder sockets;
+  heddle_test::conforms_to_messenger({1, 2, 3, 5}, [&](int ranks, const hd::messenger_options& o, auto f) {
+    heddle_test::on_threads(
+        ranks, [&](int r) { return std::make_unique<hd::zmq::messenger>(o, r, sockets.addresses(ranks)); }, f);
+  });
+}
+
+TEST_CASE("a killed process is named, and its successor is found") {
+  const folder sockets;
+  for (const bool at_once : {false, true}) {
+    INFO((at_once ? "restarted at once, at an address" : "restarted when it is missed, at a port"));
+    // The client's address isn't known to the server, which learns it from the client.
+    std::vector<std::string> there{"", at_once ? sockets.addresses(2)[1] : "tcp://127.0.0.1:*"};
+    const auto serve = [&] { echo(1, there, quick()); };
+    if (!at_once) {  // a free port for all lives
+      hd::zmq::transport t(1, there);
+      there[1] = t.where();
+    }
+    std::optional<process> server(serve);
+    std::vector<std::string> here = there;
+    here[0] = "tcp://127.0.0.1:*";
+    hd::zmq::messenger m(quick(), 0, here);
+    inbox in(m);
+    std::uint64_t id = 0, former = 0;
+    m.connect(1);
+    for (int life = 0; life < 4; ++life) {
+      INFO("life " << life);
+      const hd::message joined = in.next(message_kind::joined, 0, 1);
+      CHECK(joined.from.life > former);
+      const auto served = 3 + hd::philox(1, 0, static_cast<std::uint64_t>(life)).word[0] % 40;
+      for (std::uint32_t k = 0; k < served; ++k, ++id) {
+        m.send(1, 7, id, heddle_test::numbers(0, 1, id, 10 * (id % 2000)));
+        const hd::message back = in.next(message_kind::data, 7, 1);
+        REQUIRE(back.id == id);
+        REQUIRE(back.from == joined.from);
+        REQUIRE(heddle_test::same(back.body, heddle_test::numbers(0, 1, id, 10 * (id % 2000))));
+      }
+      for (int k = 0; k < 5; ++k) m.send(1, 8, id, heddle_test::numbers(0, 1, 1, 100'000));  // under way when it dies
+      server->send(SIGKILL);
+      const auto start = std::chrono::steady_clock::now();
+      server.reset();
+      former = joined.from.life;
+      if (!at_once) {
+        const hd::message died = in.next(message_kind::died, 0, 1);
+        CHECK(died.from == joined.from);
+        CHECK(died.body.text().find("rank 1 was silent for ") == 0);
+        CHECK(std::chrono::steady_clock::now() - start < 5s);  // the silence is 400 ms
+        CHECK_THROWS_AS(m.send(1, 7, 0, hd::payload(0)), hd::peer_error);
+      }
+      server.emplace(serve);
+      if (at_once) CHECK(in.next(message_kind::died, 0, 1).from == joined.from);
+    }
+    in.next(message_kind::joined, 0, 1);
+    m.send(1, 0, 0, hd::payload(0));
+    CHECK(in.next(message_kind::left, 0, 1).body.text() == "rank 1 has left");
+    CHECK(server->wait() == 0);
+  }
+}
+
+TEST_CASE("a process that was stopped learns that it is held for dead, and begins another life") {
+  const folder sockets;
+  const auto there = sockets.addresses(2);
+  process server([&] { echo(1, there, quick()); });
+  hd::zmq::messenger m(quick(), 0, there);
+  inbox in(m);
+  m.connect(1);
+  const hd::message joined = in.next(message_kind::joined, 0, 1);
+  server.send(SIGSTOP);
+  CHECK(in.next(message_kind::died, 0, 1).from == joined.from);
+  server.send(SIGCONT);
+  const hd::message again = in.next(message_kind::joined, 0, 1);
+  CHECK(again.from.life > joined.from.life);
+  m.send(1, 7, 3, hd::payload(5));
+  CHECK(in.next(message_kind::data, 7, 1).id == 3);
+}
+
+TEST_CASE("what can't be bound or isn't understood") {
+  const folder sockets;
+  const auto there = sockets.addresses(2);
+  CHECK_THROWS_AS(hd::zmq::messenger(quick(), 2, there), hd::argument_error);
+  CHECK_THROWS_WITH(hd::zmq::messenger(quick(), 0, {"tcp://no.such.host.invalid:1", ""}),
+                    Catch::Contains("zmq_bind to tcp://no.such.host.invalid:1: "));
+  hd::zmq::messenger m(quick(), 0, there);
+  // Somebody who isn't one of us.
+  void* const context = zmq_ctx_new();
+  void* const s = zmq_socket(context, ZMQ_PUSH);
+  REQUIRE(zmq_connect(s, there[0].c_str()) == 0);
+  for (const std::size_t bytes : {0, 1, 63, 64, 65, 5000}) {
+    const std::string noise(bytes, '\x7f');
+    CHECK(zmq_send(s, noise.data(), bytes, 0) >= 0);
+  }
+  const auto end = std::chrono::steady_clock::now() + 10s;
+  while (m.counts().discarded < 3 && std::chrono::steady_clock::now() < end) CHECK(!m.receive(10ms));
+  CHECK(m.counts().discarded == 3);
+  zmq_close(s);
+  zmq_ctx_term(context);
+}
