@@ -18,8 +18,9 @@
 ///       heddle_test::conforms_to_messenger({1, 2, 5}, [](int ranks, const hd::messenger_options& o, auto f) { ... });
 ///     }
 ///
-/// The second argument makes a messenger for every rank and runs f(messenger&) on it, each on a thread or in a process of its own; a
-/// messenger goes away as soon as its f has ended, and all have ended when it returns. f checks nothing through Catch itself.
+/// The second argument makes a messenger for every rank and runs f(messenger&) on it, each on a thread or in a process
+/// of its own; a messenger goes away as soon as its f has ended, and all have ended when it returns. f checks nothing
+/// through Catch itself.
 namespace heddle_test {
 
 /// Numbers that depend on who sends what.
@@ -113,8 +114,10 @@ template <class M> void talk_to_all(M& m, inbox<M>& in, findings& found) {
   std::uint64_t k = 0;
   for (const std::size_t bytes : sizes) {
     for (int to = 0; to < p; ++to) {
-      if (k % 2) m.send(to, 5, k, numbers(me, to, k, bytes));
-      else m.send(to, 5, k, numbers(me, to, k, bytes).bytes());
+      if (k % 2)
+        m.send(to, 5, k, numbers(me, to, k, bytes));
+      else
+        m.send(to, 5, k, numbers(me, to, k, bytes).bytes());
     }
     ++k;
   }
@@ -126,7 +129,8 @@ template <class M> void talk_to_all(M& m, inbox<M>& in, findings& found) {
     if (!got) return;
     const auto from = static_cast<std::size_t>(got->from.rank);
     if (got->kind == kind::joined) life[from] = got->from.life;
-    if (got->kind == kind::died || got->kind == kind::gap) found.expect(false, me, "news that isn't so", std::string(got->body.text()));
+    if (got->kind == kind::died || got->kind == kind::gap)
+      found.expect(false, me, "news that isn't so", std::string(got->body.text()));
     if (got->kind != kind::data) continue;
     if (got->tag != 5) {  // of a rank that has gone on
       in.keep(std::move(*got));
@@ -135,8 +139,8 @@ template <class M> void talk_to_all(M& m, inbox<M>& in, findings& found) {
     ++n;
     found.expect(got->from.life == life[from] && life[from] != 0, me, "a message before its sender has joined");
     found.expect(got->id == next[from]++, me, "messages out of order");
-    found.expect(got->id < std::size(sizes) && same(got->body, numbers(got->from.rank, me, got->id, sizes[got->id])), me,
-                 "another message arrived", std::to_string(got->id));
+    found.expect(got->id < std::size(sizes) && same(got->body, numbers(got->from.rank, me, got->id, sizes[got->id])),
+                 me, "another message arrived", std::to_string(got->id));
     found.expect(reinterpret_cast<std::uintptr_t>(got->body.data()) % 8 == 0, me, "a message isn't aligned");
   }
 }
@@ -190,7 +194,8 @@ template <class M> void congest(M& m, findings& found) {
     const std::uint64_t told = in.next(kind::data, 3).id;
     for (std::uint64_t k = 0; k <= told + 100; ++k) {
       const hd::message got = in.next(kind::data, 5, 0);
-      found.expect(got.id == k && same(got.body, numbers(0, 1, k, k == told + 100 ? 200'000 : 5000)), me, "after congestion", std::to_string(got.id));
+      found.expect(got.id == k && same(got.body, numbers(0, 1, k, k == told + 100 ? 200'000 : 5000)), me,
+                   "after congestion", std::to_string(got.id));
     }
   }
   in.meet(4);

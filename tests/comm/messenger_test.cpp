@@ -12,8 +12,8 @@ namespace hd = heddle;
 
 namespace {
 using namespace std::chrono_literals;
-using heddle_test::inbox;
 using hd::message_kind;
+using heddle_test::inbox;
 
 }  // namespace
 

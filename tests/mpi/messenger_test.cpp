@@ -48,43 +48,63 @@ TEST_CASE("a messenger over MPI without a thread of its own") {
   int level = 0;
   MPI_Query_thread(&level);
   o.thread = true;
-  if (level < MPI_THREAD_SERIALIZED) CHECK_THROWS_AS(hd::mpi::messenger(o, MPI_COMM_WORLD), hd::mpi::thread_level_error);
+  if (level < MPI_THREAD_SERIALIZED)
+    CHECK_THROWS_AS(hd::mpi::messenger(o, MPI_COMM_WORLD), hd::mpi::thread_level_error);
 }
 
-// Under mpirun --enable-recovery only: the last rank is killed, the others name it, talk on and leave.
-TEST_CASE("a messenger over MPI survives a death", "[.death]") {
-  hd::messenger_options o;
-  o.beat = 50ms;
-  o.silence = 500ms;
-  auto* const m = new hd::mpi::messenger(o, MPI_COMM_WORLD);  // for good: processes end by _exit
-  heddle_test::inbox in(*m);
-  const int last = m->size() - 1;
+namespace {
+// The last rank is killed; the others name it and talk on. What is wrong, or nothing.
+std::string survive(hd::mpi::messenger& m) {
+  heddle_test::findings found;
+  heddle_test::inbox in(m);
+  const int me = m.rank(), last = m.size() - 1;
   in.meet(1);
-  if (m->rank() == last) {
-    m->send(0, 2, 0, heddle_test::numbers(last, 0, 0, 50'000));
+  if (me == last) {
+    m.send(0, 2, 0, heddle_test::numbers(last, 0, 0, 50'000));
     in.next(hd::message_kind::data, 3, 0);
     raise(SIGKILL);
   }
-  if (m->rank() == 0) {
+  if (me == 0) {
     in.next(hd::message_kind::data, 2, last);
-    m->send(last, 3, 0, hd::payload(0));
+    m.send(last, 3, 0, hd::payload(0));
   }
-  for (int k = 0; k < 5 && m->life_of(last); ++k) {
+  for (int k = 0; k < 5 && m.life_of(last); ++k) {
     try {
-      m->send(last, 4, 0, heddle_test::numbers(0, last, 0, 200'000));  // under way to the dead
+      m.send(last, 4, 0, heddle_test::numbers(0, last, 0, 200'000));  // under way to the dead
     } catch (const hd::peer_error&) {
     }
   }
   const hd::message died = in.next(hd::message_kind::died, 0, last);
-  CHECK(has(std::string(died.body.text()), "rank " + std::to_string(last) + " was silent for "));
-  CHECK_THROWS_AS(m->send(last, 1, 0, hd::payload(0)), hd::peer_error);
-  for (int r = 0; r < last; ++r) m->send(r, 5, 7, heddle_test::numbers(m->rank(), r, 7, 100'000));
+  found.expect(has(std::string(died.body.text()), "rank " + std::to_string(last) + " was silent for "), me, "died");
+  bool threw = false;
+  try {
+    m.send(last, 1, 0, hd::payload(0));
+  } catch (const hd::peer_error& e) {
+    threw = e.peer() == last;
+  }
+  found.expect(threw, me, "a message to the dead");
+  for (int r = 0; r < last; ++r) m.send(r, 5, 7, heddle_test::numbers(me, r, 7, 100'000));
   for (int r = 0; r < last; ++r) {
     const hd::message got = in.next(hd::message_kind::data, 5, r);
-    CHECK(heddle_test::same(got.body, heddle_test::numbers(r, m->rank(), 7, 100'000)));
+    found.expect(heddle_test::same(got.body, heddle_test::numbers(r, me, 7, 100'000)), me, "another message");
   }
-  std::printf("survivor\n");
-  std::fflush(stdout);
+  return found.text();
+}
+}  // namespace
+
+// Under mpirun --enable-recovery only. The survivors can't go back to the test's main function: MPI_Finalize waits for
+// the dead. The messenger stays for good, since the process ends without it.
+TEST_CASE("a messenger over MPI survives a death", "[.death][threads]") {
+  hd::messenger_options o;
+  o.beat = 50ms;
+  o.silence = 500ms;
+  std::string wrong;
+  try {
+    wrong = survive(*new hd::mpi::messenger(o, MPI_COMM_WORLD));
+  } catch (const std::exception& e) {
+    wrong = e.what();
+  }
+  std::fprintf(stderr, "%s\n", wrong.empty() ? "survived" : wrong.c_str());
   std::this_thread::sleep_for(200ms);  // who leaves first must not be missed by the others before they are done
   _exit(0);
 }

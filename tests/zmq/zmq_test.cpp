@@ -8,16 +8,16 @@
 
 #include <memory>
 
-#include <csignal>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <csignal>
 
 namespace hd = heddle;
 
 namespace {
 using namespace std::chrono_literals;
-using heddle_test::inbox;
 using hd::message_kind;
+using heddle_test::inbox;
 
 hd::messenger_options quick(std::chrono::milliseconds silence = 400ms) {
   hd::messenger_options o;
@@ -79,21 +79,21 @@ class process {
   pid_t pid_ = -1;
 };
 
+// example-begin messenger
 // Answers every message with itself, until one of tag 0 comes.
 void echo(int rank, const std::vector<std::string>& addresses, const hd::messenger_options& o) {
   hd::zmq::messenger m(o, rank, addresses);
-  for (;;) {
-    auto got = m.receive(10s);
-    if (!got) return;
-    if (got->kind == message_kind::refused) m.renew();
-    if (got->kind != message_kind::data) continue;
+  while (auto got = m.receive(10s)) {
+    if (got->kind == message_kind::refused) m.renew();  // a peer had given this process up
+    if (got->kind != message_kind::data) continue;      // who has joined, left or died
     if (got->tag == 0) return;
     try {
-      m.send(got->from, got->tag, got->id, std::move(got->body));
-    } catch (const hd::peer_error&) {
+      m.send(got->from, got->tag, got->id, std::move(got->body));  // to that life of the peer, no other
+    } catch (const hd::peer_error&) {                               // it has died meanwhile
     }
   }
 }
+// example-end
 }  // namespace
 
 TEST_CASE("messengers over ZeroMQ conform") {

@@ -14,23 +14,13 @@
 namespace heddle {
 inline namespace v0 {
 
-/// @brief What a messenger has carried, without signs of life.
-struct messenger_counts {
-  std::uint64_t messages_sent = 0;      ///< Messages handed over.
-  std::uint64_t bytes_sent = 0;         ///< Their bytes.
-  std::uint64_t messages_received = 0;  ///< Messages that `receive` returned, without news.
-  std::uint64_t bytes_received = 0;     ///< Their bytes.
-  std::uint64_t discarded = 0;          ///< Packets of or for lives that are over, and such that weren't understood.
-};
-
 /// @brief A messenger over a transport, which carries packets between ranks in order, or loses them.
 ///
 /// A transport is found among the neighbours of this file; what it must provide, all of it called by one thread at a
 /// time but the last two:
 ///
 ///     struct my_transport {
-///       int rank() const;
-///       int size() const;
+///       int rank() const, size() const;
 ///       std::string where() const;                // how it is reached, for those who don't know: any text
 ///       void open(int peer, std::string_view w);  // prepares sending; w: what the peer's where() said, or empty
 ///       void close(int peer);                     // the peer is gone: drops what waits for it
@@ -45,17 +35,19 @@ struct messenger_counts {
 /// State:  up to a window per peer and direction.
 /// Sync:   any thread may call any member at any time. send, receive wait; the others don't.
 /// Throws: as the messenger concept says.
-template <class Transport>
-class basic_messenger {
+template <class Transport> class basic_messenger {
   using clock = std::chrono::steady_clock;
+  using peer = detail::correspondent;
 
  public:
   /// @param o Settings. @param transport What the transport is made from.
   /// Throws: argument_error if a setting is out of range; what making the transport throws.
   template <class... Arguments>
   explicit basic_messenger(const messenger_options& o, Arguments&&... transport)
-      : options_(checked(o)), transport_(std::forward<Arguments>(transport)...),
-        peers_(static_cast<std::size_t>(transport_.size())), life_(o.life ? o.life : detail::next_life(0)) {
+      : options_(detail::checked(o)),
+        transport_(std::forward<Arguments>(transport)...),
+        peers_(static_cast<std::size_t>(transport_.size())),
+        life_(o.life ? o.life : detail::next_life(0)) {
     begin_self();
     chored_ = clock::now();
     if (o.thread) background_ = std::thread([this] { attend(); });
@@ -77,7 +69,7 @@ class basic_messenger {
 
   /// This rank, 0 .. size() - 1.
   int rank() const noexcept { return transport_.rank(); }
-  /// How many ranks there can be; nobody need be there.
+  /// How many ranks there can be.
   int size() const noexcept { return transport_.size(); }
   /// The number of this life.
   std::uint64_t life() const {
@@ -114,7 +106,7 @@ class basic_messenger {
       const auto now = clock::now();
       chores(now);
       if (attempt(to, tag, id, body)) return;
-      if (now >= end) throw_unsent(to, body.size());
+      if (now >= end) detail::throw_unsent(rank(), to, at(to.rank), body.size(), options_);
       pause(lock, (std::min<clock::duration>)(end - now, std::chrono::milliseconds(10)));
     }
   }
@@ -145,7 +137,7 @@ class basic_messenger {
       chores(now);
       if (!inbox_.empty()) return take();
       if (now >= end) return std::nullopt;
-      pause(lock, (std::min<clock::duration>)(end - now, options_.beat / 2));
+      pause(lock, end - now);
       pump();
       if (!inbox_.empty()) return take();
       now = clock::now();
@@ -174,37 +166,11 @@ class basic_messenger {
  private:
   static constexpr int most_tries = 100;  // of telling a peer who isn't reached yet, a millisecond apart
 
-  // Another rank, as far as one life of it goes. Units are bytes with `payload::room` per message, counted from 0 in
-  // each pair of lives: a place in the stream of messages.
-  struct peer {
-    std::uint64_t life = 0, ended = 0;  // the one that is up; the latest that is over
-    bool up = false;
-    bool wanted = false;   // somebody asked for it and it hasn't come yet
-    bool sought = false;   // it died: a successor is looked for
-    bool open = false;     // the transport can send to it
-    bool said = false;     // something was sent to it since the last look
-    bool refused = false;  // it holds this life for dead
-    bool asked = false, asks = false;  // this rank, or the peer, has no room: it wants to know when something is received
-    int owed = 0;          // how often to try yet to tell it of this life at once
-    std::uint64_t sent = 0, credited = 0;                 // handed over; received by it
-    std::uint64_t arrived = 0, consumed = 0, told = 0;    // of what it sent: come; received here; known to it as such
-    clock::time_point heard{};
-  };
   struct item {
     message what;
     std::uint64_t end = 0;  // place behind it
   };
 
-  static messenger_options checked(const messenger_options& o) {
-    const auto text = [](std::chrono::nanoseconds t) { return std::to_string(t.count()) + " ns"; };
-    if (o.beat.count() < 1 || o.silence / 2 < o.beat || o.silence > std::chrono::hours(10'000) || o.patience.count() < 0 ||
-        o.patience > std::chrono::hours(10'000)) {
-      throw argument_error("heddle::messenger: beat " + text(o.beat) + ", silence " + text(o.silence) + ", patience " +
-                           text(o.patience) + "; allowed is a beat above 0, a silence of two beats or more, and none above 10000 h");
-    }
-    if (o.window < 1) throw argument_error("heddle::messenger: window 0; allowed is 1 byte and above");
-    return o;
-  }
   std::size_t checked(const char* what, int r) const {
     if (r >= 0 && r < size()) return static_cast<std::size_t>(r);
     throw argument_error("heddle::messenger::" + std::string(what) + ": rank " + std::to_string(r) +
@@ -224,15 +190,7 @@ class basic_messenger {
     peer& p = peers_[checked("send", to.rank)];
     if (p.up && !to.life) to.life = p.life;
     const bool over = p.up ? to.life != p.life : to.life ? to.life <= p.ended : p.ended && !p.wanted;
-    if (over) {
-      throw peer_error("messenger::send", rank(), to.rank,
-                       "the life " + std::to_string(to.life ? to.life : p.ended) + " of rank " +
-                           std::to_string(to.rank) + " is over");
-    }
-    if (p.refused) {
-      throw peer_error("messenger::send", rank(), to.rank,
-                       "rank " + std::to_string(to.rank) + " holds this life for dead; renew() begins another");
-    }
+    if (over || p.refused) detail::throw_over(rank(), to, p);
     if (!p.up) {
       if (!p.wanted) seek(to.rank);
       return false;
@@ -255,20 +213,6 @@ class basic_messenger {
     ++counts_.messages_sent;
     counts_.bytes_sent += bytes;
     return true;
-  }
-
-  [[noreturn]] void throw_unsent(address to, std::size_t bytes) {
-    const peer& p = at(to.rank);
-    const std::string within = " within " + detail::milliseconds(options_.patience);
-    if (!p.up) {
-      throw peer_error("messenger::send", rank(), to.rank,
-                       "nobody answered at rank " + std::to_string(to.rank) + within);
-    }
-    throw congestion_error("messenger::send", rank(), to.rank,
-                           "rank " + std::to_string(to.rank) + " has not received " +
-                               std::to_string(p.sent - p.credited) + " bytes sent before" + within +
-                               ", and the window of " + std::to_string(options_.window) + " has no room for " +
-                               std::to_string(payload::room + bytes));
   }
 
   void write_head(const peer& p, payload& body, detail::packet_head h) const {
@@ -317,7 +261,8 @@ class basic_messenger {
 
   // ---- Receiving.
 
-  void pump() {
+  // Takes in some of what has come; returns whether there may be more.
+  bool pump() {
     int n = 0;
     clock::time_point now{};
     for (payload p; n < 64 && transport_.get(p); ++n) {
@@ -325,6 +270,7 @@ class basic_messenger {
       accept(std::move(p), now);
     }
     if (n > 0 && waiting_ > 0) transport_.wake();
+    return n == 64;
   }
 
   void accept(payload&& packet, clock::time_point now) {
@@ -364,7 +310,8 @@ class basic_messenger {
       return;
     }
     if (h.place > p.arrived) {
-      news(message_kind::gap, r, p.life, std::to_string(h.place - p.arrived) + " bytes of rank " + std::to_string(r) + " are lost");
+      news(message_kind::gap, r, p.life,
+           std::to_string(h.place - p.arrived) + " bytes of rank " + std::to_string(r) + " are lost");
       inbox_.back().end = h.place;
     }
     p.arrived = h.place;
@@ -410,8 +357,10 @@ class basic_messenger {
     }
     if (p.up && i.what.from.life == p.life && i.end > p.consumed) {
       p.consumed = i.end;
-      if (r == rank()) p.credited = i.end;
-      else if (std::exchange(p.asks, false) || p.consumed - p.told >= options_.window / 4) beat_soon(r);
+      if (r == rank())
+        p.credited = i.end;
+      else if (std::exchange(p.asks, false) || p.consumed - p.told >= options_.window / 4)
+        beat_soon(r);
     }
     if (waiting_ > 0 && !inbox_.empty()) transport_.wake();
     return std::move(i.what);
@@ -419,12 +368,18 @@ class basic_messenger {
 
   // ---- In between.
 
+  // How long there is nothing to do but wait for packets.
+  clock::duration tick() const {
+    const clock::duration half = options_.beat / 2;
+    return owing_ ? (std::min<clock::duration>)(half, std::chrono::milliseconds(1)) : half;
+  }
+
   // Waits for a packet without holding the lock.
   void pause(std::unique_lock<std::mutex>& lock, clock::duration longest) {
-    if (owing_) longest = (std::min<clock::duration>)(longest, std::chrono::milliseconds(1));
     ++waiting_;
+    const auto t = (std::min)(longest, tick());
     lock.unlock();
-    transport_.wait(longest);
+    transport_.wait(t);
     lock.lock();
     --waiting_;
   }
@@ -437,13 +392,16 @@ class basic_messenger {
     tried_ = now;
     const bool slept = now - chored_ > options_.silence / 2;
     if (due) chored_ = now;
+    for (int i = 0; due && i < 10'000 && pump(); ++i) {  // nobody is silent whose packets lie here
+    }
     for (int r = 0; r < size(); ++r) {
       peer& p = at(r);
       if (r == rank() || !(p.up || p.wanted || p.sought)) continue;
       if (due && p.up) {
         if (slept) p.heard = (std::max)(p.heard, now - options_.silence / 2);
         if (now - p.heard > options_.silence) {
-          end(r, message_kind::died, "rank " + std::to_string(r) + " was silent for " + detail::milliseconds(now - p.heard));
+          end(r, message_kind::died,
+              "rank " + std::to_string(r) + " was silent for " + detail::milliseconds(now - p.heard));
           p.sought = true;
           transport_.close(r);
           open(r, {});
@@ -462,9 +420,8 @@ class basic_messenger {
       const std::size_t before = inbox_.size();
       chores(clock::now());
       if (inbox_.size() > before && waiting_ > 0) transport_.wake();
-      const auto nap = owing_ ? (std::min<clock::duration>)(options_.beat / 2, std::chrono::milliseconds(1)) : options_.beat / 2;
       // A system-clock wait, since ThreadSanitizer knows it; nothing depends on its length.
-      stop_.wait_until(lock, std::chrono::system_clock::now() + nap);
+      stop_.wait_until(lock, std::chrono::system_clock::now() + tick());
     }
   }
 
@@ -473,12 +430,10 @@ class basic_messenger {
   std::vector<peer> peers_;
   std::deque<item> inbox_;
   messenger_counts counts_;
-  std::uint64_t life_;
-  std::uint64_t receives_ = 0;
+  std::uint64_t life_, receives_ = 0;
   clock::time_point chored_{}, tried_{};
-  bool owing_ = false;     // some peer is owed a beat
-  bool stopping_ = false;  // the thread shall end
-  int waiting_ = 0;        // threads in pause
+  bool owing_ = false, stopping_ = false;  // some peer is owed a beat; the thread shall end
+  int waiting_ = 0;                        // threads in pause
   mutable std::mutex mutex_;
   std::condition_variable stop_;
   std::thread background_;

@@ -14,10 +14,10 @@ inline namespace v0 {
 
 /// @brief What a bad network does to messages: chances for each one sent, from 0 to 1.
 struct losses {
-  double drop = 0.0;       ///< It never arrives.
-  double duplicate = 0.0;  ///< It arrives twice.
-  double reorder = 0.0;    ///< One to eight later messages of this rank overtake it.
-  double delay = 0.0;      ///< It comes later, by up to `longest`; others overtake it.
+  double drop = 0.0;                             ///< It never arrives.
+  double duplicate = 0.0;                        ///< It arrives twice.
+  double reorder = 0.0;                          ///< One to eight later messages of this rank overtake it.
+  double delay = 0.0;                            ///< It comes later, by up to `longest`; others overtake it.
   std::chrono::nanoseconds longest{20'000'000};  ///< After so long everything that is late is sent, 0 or above.
   std::uint64_t seed = 0;                        ///< Which messages it happens to.
 };
@@ -29,8 +29,7 @@ struct losses {
 /// a message was sent also where it wasn't.
 /// Throws: argument_error if a chance is outside 0 .. 1; what the messenger underneath throws.
 /// @tparam Messenger The messenger underneath, which must outlive this one.
-template <messenger Messenger>
-class lossy {
+template <messenger Messenger> class lossy {
   using clock = std::chrono::steady_clock;
 
  public:
@@ -101,8 +100,7 @@ class lossy {
     clock::time_point due;
   };
 
-  template <class Send>
-  bool treat(address to, std::uint32_t tag, std::uint64_t id, payload& body, Send&& send) {
+  template <class Send> bool treat(address to, std::uint32_t tag, std::uint64_t id, payload& body, Send&& send) {
     std::unique_lock lock(mutex_);
     const philox4x32::block dice = philox(losses_.seed, random_stream(rank(), 1), calls_);
     double chance = to_uniform(dice.word[0]);

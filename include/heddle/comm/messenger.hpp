@@ -29,8 +29,10 @@ class payload {
   payload() = default;
   /// @param bytes How many; their values are arbitrary.
   explicit payload(std::size_t bytes)
-      : first_(static_cast<std::byte*>(::operator new(room + bytes))), size_(bytes),
-        release_([](void* p) noexcept { ::operator delete(p); }), context_(first_) {}
+      : first_(static_cast<std::byte*>(::operator new(room + bytes))),
+        size_(bytes),
+        release_([](void* p) noexcept { ::operator delete(p); }),
+        context_(first_) {}
   /// A copy. @param bytes What to copy.
   explicit payload(std::span<const std::byte> bytes) : payload(bytes.size()) {
     if (!bytes.empty()) std::memcpy(data(), bytes.data(), bytes.size());
@@ -40,8 +42,10 @@ class payload {
   payload(std::byte* first, std::size_t bytes, void (*release)(void*) noexcept, void* context) noexcept
       : first_(first), size_(bytes), release_(release), context_(context) {}
   payload(payload&& o) noexcept
-      : first_(std::exchange(o.first_, nullptr)), size_(std::exchange(o.size_, 0)),
-        release_(std::exchange(o.release_, nullptr)), context_(o.context_) {}
+      : first_(std::exchange(o.first_, nullptr)),
+        size_(std::exchange(o.size_, 0)),
+        release_(std::exchange(o.release_, nullptr)),
+        context_(o.context_) {}
   payload& operator=(payload&& o) noexcept {
     payload old(std::move(*this));
     first_ = std::exchange(o.first_, nullptr);
@@ -144,6 +148,15 @@ struct messenger_options {
   std::uint64_t life = 0;  ///< This life's number, above those of former lives; 0 is the wall clock's nanoseconds.
 };
 
+/// @brief What a messenger has carried, without signs of life.
+struct messenger_counts {
+  std::uint64_t messages_sent = 0;      ///< Messages handed over.
+  std::uint64_t bytes_sent = 0;         ///< Their bytes.
+  std::uint64_t messages_received = 0;  ///< Messages that `receive` returned, without news.
+  std::uint64_t bytes_received = 0;     ///< Their bytes.
+  std::uint64_t discarded = 0;          ///< Packets of or for lives that are over, and such that weren't understood.
+};
+
 /// @name Requirements of a messenger, one by one
 /// @{
 /// Has `rank()`, `size()` and `life()`: its own address, and how many ranks there can be.
@@ -181,8 +194,8 @@ concept has_renew = requires(M& m) { m.renew(); };
 /// Between one life of a peer and one life of another, messages come in the order in which they were sent, each at most
 /// once. A message is for one life: one that was sent to a former life is never delivered to its successor. Sent
 /// doesn't mean delivered: what is under way is lost where a life ends, and where a connection breaks between two that
-/// live; the latter is told by `message_kind::gap` before later messages of that peer. So who must know repeats a request until a reply comes,
-/// and the receiver remembers which `id`s of whom it has served: that makes exactly once.
+/// live; the latter is told by `message_kind::gap` before later messages of that peer. So who must know repeats a
+/// request until a reply comes, and the receiver remembers which `id`s of whom it has served: that makes exactly once.
 ///
 /// `basic_messenger` is one over any transport: a new transport is a handful of short functions. `threads::messenger`,
 /// `mpi::messenger` and `zmq::messenger` are its models; `lossy` is a wrapper.

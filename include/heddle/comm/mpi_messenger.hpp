@@ -23,7 +23,8 @@ class transport {
   /// @param user An intra-communicator; not used any more afterwards. @param p How to wait.
   /// Throws: argument_error if MPI isn't running or `user` isn't an intra-communicator; comm_error with MPI's text.
   explicit transport(MPI_Comm user, const messenger_progress& p = {}) {
-    if (!detail::initialised() || detail::finalised()) throw argument_error("heddle::mpi::messenger: MPI isn't running");
+    if (!detail::initialised() || detail::finalised())
+      throw argument_error("heddle::mpi::messenger: MPI isn't running");
     int between = 0;
     if (user != MPI_COMM_NULL) MPI_Comm_test_inter(user, &between);
     if (user == MPI_COMM_NULL || between) throw argument_error("heddle::mpi::messenger: needs an intra-communicator");
@@ -38,7 +39,8 @@ class transport {
   transport& operator=(const transport&) = delete;
   ~transport() {
     if (detail::finalised()) return;
-    // What is under way leaves, if its peer lives; the communicator stays until MPI_Finalize, since others may send yet.
+    // What is under way leaves, if its peer lives; the communicator stays until MPI_Finalize, since others may send
+    // yet.
     const auto start = detail::clock::now();
     while (reap() && detail::clock::now() - start < std::chrono::seconds(1)) std::this_thread::yield();
     for (auto& queue : sending_) leave(queue);
@@ -68,8 +70,8 @@ class transport {
   bool put(int peer, payload& p) {
     const std::size_t bytes = payload::room + p.size();
     if (bytes > INT_MAX) {
-      throw argument_error("heddle::mpi::messenger: a message of " + std::to_string(p.size()) + " bytes; allowed is up to " +
-                           std::to_string(INT_MAX - payload::room));
+      throw argument_error("heddle::mpi::messenger: a message of " + std::to_string(p.size()) +
+                           " bytes; allowed is up to " + std::to_string(INT_MAX - payload::room));
     }
     auto& queue = sending_[static_cast<std::size_t>(peer)];
     while (!queue.empty() && done(queue.front())) queue.pop_front();
@@ -129,7 +131,8 @@ class transport {
     char text[MPI_MAX_ERROR_STRING] = {};
     int length = 0;
     MPI_Error_string(rc, text, &length);
-    throw comm_error("mpi::messenger", rank_, -1, std::string(call) + ": " + std::string(text, static_cast<std::size_t>(length)));
+    throw comm_error("mpi::messenger", rank_, -1,
+                     std::string(call) + ": " + std::string(text, static_cast<std::size_t>(length)));
   }
   static bool done(transfer& t) {
     int yes = t.complete;
@@ -173,9 +176,9 @@ class transport {
 /// A thread of its own (`messenger_options::thread`) needs MPI_THREAD_MULTIPLE, or MPI_THREAD_SERIALIZED and no other
 /// use of MPI meanwhile; without it, a wait polls. MPI can't start a process again, so another life is one of the same
 /// process, by `renew()`. What Open MPI 4.1 allows: by default a dead process ends the job; under
-/// `mpirun --enable-recovery` survivors go on with each other, and end by `_exit`, since MPI_Finalize would wait for the dead.
-/// Wire:   the packet, in one MPI message. Longest: 2^31 - 65 bytes.
-/// State:  the MPI communicator, and what was under way to peers that died, stay until the process ends.
+/// `mpirun --enable-recovery` survivors go on with each other, and end by `_exit`, since MPI_Finalize would wait for
+/// the dead. Wire:   the packet, in one MPI message. Longest: 2^31 - 65 bytes. State:  the MPI communicator, and what
+/// was under way to peers that died, stay until the process ends.
 class messenger : public basic_messenger<transport> {
  public:
   /// @param o Settings. @param user An intra-communicator. @param p How to wait.
@@ -189,7 +192,8 @@ class messenger : public basic_messenger<transport> {
     int given = 0;
     MPI_Query_thread(&given);
     if (given < MPI_THREAD_SERIALIZED)
-      throw thread_level_error(static_cast<thread_level>(given), thread_level::serialized, "a messenger with a thread of its own");
+      throw thread_level_error(static_cast<thread_level>(given), thread_level::serialized,
+                               "a messenger with a thread of its own");
     return o;
   }
 };

@@ -58,7 +58,9 @@ class meeting_place {
  public:
   /// @param ranks How many ranks there can be, 1 or above. Throws: argument_error.
   explicit meeting_place(int ranks) {
-    if (ranks < 1) throw argument_error("heddle::threads::meeting_place: ranks " + std::to_string(ranks) + "; allowed is 1 and above");
+    if (ranks < 1)
+      throw argument_error("heddle::threads::meeting_place: ranks " + std::to_string(ranks) +
+                           "; allowed is 1 and above");
     state_ = std::make_shared<state>(static_cast<std::size_t>(ranks));
   }
   /// How many ranks there can be.
@@ -87,7 +89,8 @@ class transport {
   /// @param place Where the others are. @param rank This rank; a messenger that had it is cut off.
   transport(meeting_place place, int rank) : place_(std::move(place)), rank_(rank) {
     if (rank < 0 || rank >= size()) {
-      throw argument_error("heddle::threads::messenger: rank " + std::to_string(rank) + "; allowed is 0 to " + std::to_string(size() - 1));
+      throw argument_error("heddle::threads::messenger: rank " + std::to_string(rank) + "; allowed is 0 to " +
+                           std::to_string(size() - 1));
     }
     std::lock_guard lock(place_.state_->mutex);
     auto& mine = place_.state_->boxes[static_cast<std::size_t>(rank)];
@@ -139,8 +142,8 @@ class transport {
   std::deque<payload> taken_;
 };
 
-/// @brief A messenger between threads of one process. A message isn't copied. What was sent to a peer is lost only where
-/// a life ends.
+/// @brief A messenger between threads of one process. A message isn't copied. What was sent to a peer is lost only
+/// where a life ends.
 class messenger : public basic_messenger<transport> {
  public:
   /// @param o Settings. @param place Where the others are. @param rank This rank; a messenger that had it is cut off.

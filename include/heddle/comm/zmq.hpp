@@ -27,8 +27,9 @@ namespace zmq {
 class transport {
  public:
   /// @param rank This rank.
-  /// @param addresses Where each rank is bound: `tcp://host:port`, `ipc://file`, or for this rank with a port `*`, which takes a
-  /// free one. Empty where it isn't known: such a rank must call first, and its own address must name a host that the others can reach.
+  /// @param addresses Where each rank is bound: `tcp://host:port`, `ipc://file`, or for this rank with a port `*`,
+  /// which takes a free one. Empty where it isn't known: such a rank must call first, and its own address must name a
+  /// host that the others can reach.
   /// @param linger How long the destructor waits until what was sent has left.
   /// Throws: argument_error; comm_error with ZeroMQ's text if the address can't be bound.
   transport(int rank, std::vector<std::string> addresses,
@@ -69,7 +70,8 @@ class transport {
   /// The address that others connect to.
   const std::string& where() const noexcept { return addresses_[static_cast<std::size_t>(rank_)]; }
 
-  /// @brief Connects to a peer, in the background. @param peer Which. @param where Its address, empty for the one known.
+  /// @brief Connects to a peer, in the background. @param peer Which. @param where Its address, empty for the one
+  /// known.
   void open(int peer, std::string_view where) {
     std::string& known = addresses_[static_cast<std::size_t>(peer)];
     void*& link = links_[static_cast<std::size_t>(peer)];
@@ -128,7 +130,8 @@ class transport {
       if (zmq_msg_recv(&m, inward_, ZMQ_DONTWAIT) < 0) {
         zmq_msg_close(&m);
         std::uint64_t times = 0;
-        if (rung_.exchange(false)) [[maybe_unused]] const auto n = read(woken_, &times, sizeof times);
+        if (rung_.exchange(false)) [[maybe_unused]]
+          const auto n = read(woken_, &times, sizeof times);
         return false;
       }
       const std::size_t bytes = zmq_msg_size(&m);
