@@ -136,7 +136,7 @@ template <messenger Messenger> class lossy {
   // Sends what was held long enough; returns when the next is due.
   clock::time_point release(clock::time_point now) {
     std::vector<late> due;
-    auto next = clock::time_point::max();
+    auto next = (clock::time_point::max)();
     {
       std::lock_guard lock(mutex_);
       const auto is_due = [&](const late& l) { return l.overtaken == 0 || l.due <= now; };

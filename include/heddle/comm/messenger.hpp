@@ -41,11 +41,13 @@ class payload {
   /// @param bytes Length behind the header. @param release Called once, with context. @param context Its argument.
   payload(std::byte* first, std::size_t bytes, void (*release)(void*) noexcept, void* context) noexcept
       : first_(first), size_(bytes), release_(release), context_(context) {}
+  /// Takes over what the other owns.
   payload(payload&& o) noexcept
       : first_(std::exchange(o.first_, nullptr)),
         size_(std::exchange(o.size_, 0)),
         release_(std::exchange(o.release_, nullptr)),
         context_(o.context_) {}
+  /// Takes over what the other owns, and gives up what it has.
   payload& operator=(payload&& o) noexcept {
     payload old(std::move(*this));
     first_ = std::exchange(o.first_, nullptr);
