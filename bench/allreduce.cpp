@@ -9,8 +9,7 @@
 //     allreduce stream RANKS                   prints "stream <bytes per second>": every rank scales 64 MiB of its own
 //     allreduce overlap                        prints "<what> 0 <seconds>" of compute, serial and overlapped steps
 //     allreduce lanes                          prints "<what> <lanes> <seconds>" of a step, and of what its links need
-#include <heddle/comm/throttled.hpp>
-#include <heddle/heddle.hpp>
+#include "support/overlap.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -53,8 +52,7 @@ void place(int rank, int ranks) {
 }
 
 // One sample: seconds per call on rank 0, which no other rank can leave behind by more than a call.
-template <class Comm, class Plan>
-double sample(Comm& comm, Plan& plan, std::vector<float>& data, int calls) {
+template <class Comm, class Plan> double sample(Comm& comm, Plan& plan, std::vector<float>& data, int calls) {
   const hd::leaf l = hd::leaf_of<float>(hd::sum{});
   hd::barrier(comm);
   const auto start = clock_type::now();
@@ -108,48 +106,11 @@ void stream(int ranks) {
   });
 }
 
-// Twelve layers whose backward takes as long as their communication, on links of a virtual network. Compute sleeps: it
-// is somebody else's core, an accelerator.
 void overlap() {
-  constexpr std::size_t layers = 12, elements = 25'000;
-  constexpr auto backward = std::chrono::milliseconds(5);
-  // direct{} on two ranks: two rounds of one message of half a layer, together as long as a layer's backward.
-  const hd::link_cost cost{.alpha = 0.1e-3, .beta = (2.5e-3 - 0.1e-3) / (elements / 2 * sizeof(float))};
-  hd::threads::run(2, [&](auto& comm) {
-    std::vector<float> parameters(layers * elements, 1.0f), gradients(layers * elements, 1.0f);
-    std::vector<hd::tensor> tensors;
-    for (std::size_t i = 0; i < layers; ++i) {
-      tensors.push_back({parameters.data() + i * elements, gradients.data() + i * elements, elements, hd::dtype::f32,
-                         "layer" + std::to_string(i), 0});
-    }
-    hd::throttled slow(comm, cost);
-    const hd::strategy plan{.topology = hd::direct{}, .buckets = {.first = 1, .cap = 1}};
-    hd::data_parallel dp(plan, slow, std::span<const hd::tensor>(tensors), hd::sgd{});
-    const auto compute = [&](auto&& layer_done) {
-      for (std::size_t i = layers; i-- > 0;) {
-        std::this_thread::sleep_for(backward);
-        layer_done(i);
-      }
-    };
-    const auto timed = [&](const char* what, auto&& step) {
-      hd::barrier(comm);
-      const auto start = clock_type::now();
-      step();
-      hd::barrier(comm);
-      if (comm.rank() == 0) std::printf("%s 0 %.9g\n", what, since(start));
-    };
-    for (int s = 0; s < 7; ++s) {
-      timed("compute", [&] { compute([](std::size_t) {}); });
-      timed("serial", [&] {
-        compute([](std::size_t) {});
-        for (std::size_t i = layers; i-- > 0;) dp.ready(i);
-        dp.step({.lr = 0.1f});
-      });
-      timed("overlapped", [&] {
-        compute([&](std::size_t i) { dp.ready(i); });
-        dp.step({.lr = 0.1f});
-      });
-    }
+  hd::threads::run(2, [](auto& comm) {
+    overlapped_training(comm, [&](const char* what, double seconds) {
+      if (comm.rank() == 0) std::printf("%s 0 %.9g\n", what, seconds);
+    });
   });
 }
 

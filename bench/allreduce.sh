@@ -16,6 +16,7 @@ if (need_mpi "comparing with Open MPI") && mpirun --version | grep -qE "Open MPI
   step "building allreduce_mpi" mpicxx -DOMPI_SKIP_MPICXX -O3 -DNDEBUG -std=c++20 -Iinclude bench/peers/allreduce_mpi.cpp \
     -o "$peers/allreduce_mpi"
   mpirun -np 4 --oversubscribe --allow-run-as-root --bind-to none "$peers/allreduce_mpi" "${2%.json}_mpi.json"
+  mpirun -np 2 --oversubscribe --allow-run-as-root --bind-to none "$peers/allreduce_mpi" overlap
 else
   echo "SKIP mpi Open MPI can't be had here"
 fi

@@ -4,8 +4,11 @@
 // All-reduce of fp32 sums on MPI processes: schedules through MPI's point-to-point messages, and native, against
 // MPI_Allreduce, and a ring with an operation of the user's own against MPI's and against the ring with sum{}.
 // bench/allreduce.sh starts it under mpirun: allreduce_mpi JSON [REPETITIONS [BYTES...]]
+// Or, with two processes, allreduce_mpi overlap: how much of communication is hidden behind backward.
 // All contenders take turns in one run, in place. A time is that of the slowest rank, from a barrier; medians are
 // compared.
+#include "../support/overlap.hpp"
+
 #include <heddle/collective/all_reduce.hpp>
 #include <heddle/collective/mixed_radix.hpp>
 #include <heddle/comm/mpi.hpp>
@@ -15,6 +18,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -114,10 +118,36 @@ class contest {
   hd::sum sum_;
   add add_;
 };
+// hidden = 1 - (overlapped - compute) / (serial - compute), with a thread that communicates and without.
+void overlap() {
+  for (const auto p : {hd::progress::thread, hd::progress::polled}) {
+    hd::mpi::options o;
+    o.progress = p;
+    hd::mpi::communicator comm(MPI_COMM_WORLD, o);
+    std::map<std::string, contender> steps;
+    overlapped_training(comm, [&](const char* what, double seconds) { steps[what].seconds.push_back(seconds); });
+    if (comm.rank() != 0) continue;
+    const double alone = steps["compute"].median(), serial = steps["serial"].median(),
+                 together = steps["overlapped"].median(), hidden = 1 - (together - alone) / (serial - alone);
+    const char* const name = p == hd::progress::thread ? "thread" : "polled";
+    std::printf("overlap.mpi.%s: compute %.1f ms, serial %.1f ms, overlapped %.1f ms\n", name, alone * 1e3,
+                serial * 1e3, together * 1e3);
+    if (p == hd::progress::thread)
+      std::printf("RATIO overlap.mpi %.3f 0.8 hidden %.3f\n", hidden, hidden / 0.8);
+    else
+      std::printf("overlap.mpi.polled: hidden %.3f\n", hidden);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   if (argc < 2) return 2;
+  if (std::string(argv[1]) == "overlap") {
+    const auto world = hd::mpi::world();
+    overlap();
+    return 0;
+  }
   const int repetitions = argc > 2 ? std::atoi(argv[2]) : 21;
   std::vector<std::size_t> sizes;
   for (int i = 3; i < argc; ++i) sizes.push_back(std::strtoull(argv[i], nullptr, 10));

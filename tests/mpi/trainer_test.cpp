@@ -31,6 +31,8 @@ template <class Plan, class Rule> void same_as_threads(const char* name, const P
 
 TEST_CASE("data_parallel over mpi trains bit for bit as on threads", "[threads]") {
   same_as_threads("ring, sgd", hd::strategy{.topology = hd::ring{}}, hd::sgd{.momentum = 0.9f});
+  same_as_threads("four lanes", hd::strategy{.topology = hd::ring{}, .buckets = {.first = 1, .cap = 64}, .lanes = 4},
+                  hd::sgd{.momentum = 0.9f});
   same_as_threads(
       "hierarchical, float16, adamw",
       hd::strategy{.topology = hd::hierarchical{hd::ring{}, hd::ring{}}, .compressor = hd::cast<hd::float16>{}},
@@ -99,6 +101,22 @@ TEST_CASE("a checkpoint written over mpi is read on threads", "[threads]") {
       });
       [[maybe_unused]] const int rc = std::system((std::string("rm -rf '") + path + "'").c_str());
     }
+  });
+}
+
+TEST_CASE("data_parallel without a thread of its own gives the same, at any level of threads") {
+  const auto plan = hd::strategy{.topology = hd::ring{}, .buckets = {.first = 1, .cap = 64}, .lanes = 2};
+  const hd::sgd rule{.momentum = 0.9f};
+  const auto expected = train(plan, rule, world_size(), 8, 0.05f);
+  hd::mpi::options o = settings();
+  o.progress = hd::progress::polled;
+  on_ranks(world_size(), o, [&](auto& comm) {
+    quadratic m;
+    hd::counting counted(comm);  // a wrapper says the same
+    CHECK(counted.progress() == hd::progress::polled);
+    hd::data_parallel dp{plan, counted, m.tensors(), rule};
+    for (std::size_t s = 0; s < 8; ++s) train_step(dp, m, first_sample(s, comm.rank(), comm.size(), 2), 2, 0.05f);
+    CHECK(m.w == expected[static_cast<std::size_t>(comm.rank())]);
   });
 }
 

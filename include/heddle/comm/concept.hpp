@@ -203,6 +203,18 @@ concept has_native_all_reduce = requires(C& c, header h, const void* in, void* o
 template <class C>
 concept has_begin = requires(C& c, const header& h) { c.begin(h); };
 
+/// @brief Who makes messages move while a program computes.
+enum class progress {
+  thread,  ///< Whoever wants that calls from a thread of its own, as data_parallel does.
+  polled   ///< Nobody: the communicator is called by the program's own thread only, and moves messages meanwhile.
+};
+
+/// @brief Whether the communicator says who may call it: `progress()`. One that doesn't may be called by any thread.
+template <class C>
+concept has_progress = requires(const C& c) {
+  { c.progress() } -> std::same_as<progress>;
+};
+
 /// @brief Begins a collective: numbers it, and tells a communicator that wants to know. Once per call on every rank,
 /// also where the rank has nothing to send or receive.
 /// @param comm Communicator. @param h Header of the call; its `sequence` is set here.

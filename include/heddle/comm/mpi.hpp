@@ -16,7 +16,8 @@ namespace mpi {
 /// doesn't do its part within another deadline (its process is stopped), MPI_Abort ends the job.
 ///
 /// Waiting is polling by the calling thread, with yields and then short sleeps; there is no progress thread, since no
-/// transfer is pending outside a call, and data_parallel calls from a thread of its own.
+/// transfer is pending outside a call, and data_parallel calls from a thread of its own, or from the program's
+/// (`options::progress`).
 /// Wire:   the payload and 24 bytes per message; 24 bytes more per call from each receiver of long ones.
 /// State:  the received bytes of one round that are only lent to `apply`; 4 kB per message.
 /// Sync:   every member but the getters blocks until its part is done; the constructor, as MPI_Comm_dup, without a
@@ -36,6 +37,8 @@ class communicator : private detail::natives {
   using rounds::size;
   /// Number of the next call.
   std::uint16_t next_sequence() noexcept { return channel_->sequence++; }
+  /// Who makes messages move while the program computes, as in the settings.
+  heddle::progress progress() const noexcept { return session_->settings().progress; }
   /// Name of the machine that this rank runs on, as MPI knows it.
   const std::string& host() const noexcept { return session_->host(); }
 

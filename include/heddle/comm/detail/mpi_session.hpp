@@ -78,6 +78,8 @@ struct options {
   /// messages quick, a short one leaves the cores to threads that compute.
   std::chrono::nanoseconds spin{2'000'000};
   time_source time = time_source::steady;    ///< Equal on all ranks.
+  /// `polled`: data_parallel communicates within the program's own calls, whatever the level, and hides nothing.
+  heddle::progress progress = heddle::progress::thread;
   std::size_t piece = std::size_t{1} << 30;  ///< Bytes of the longest MPI message, 1 to 2^31 - 1, equal on all ranks.
 };
 

@@ -11,8 +11,7 @@ inline namespace v0 {
 namespace detail {
 
 // What every wrapper forwards unchanged. The communicator underneath is held by value.
-template <class Comm>
-class wrapper {
+template <class Comm> class wrapper {
   static_assert(communicator<Comm>, "heddle: a wrapper needs a communicator; see docs/comm.md");
 
  public:
@@ -43,6 +42,12 @@ class wrapper {
     requires stream_ordered<Comm>
   {
     inner_.copy(to, from, bytes);
+  }
+  /// Forwards.
+  heddle::progress progress() const
+    requires has_progress<Comm>
+  {
+    return inner_.progress();
   }
   /// The communicator underneath.
   Comm& inner() noexcept { return inner_; }

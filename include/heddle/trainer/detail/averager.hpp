@@ -114,7 +114,7 @@ template <class Strategy, class Comm> class averager {
         comm_(comm.duplicate()),
         tensors_(tensors),
         state_(plan.memory, fill_offsets() * slots),
-        work_(job_runner{this}, comm.size() > 1 ? plan.lanes : 0) {
+        work_(job_runner{this}, plan.lanes, comm.size() > 1 && threads(comm)) {
     if (slots) std::fill(state_.begin(), state_.end(), 0.0f);
     std::vector<std::size_t> bytes;
     for (const tensor& t : tensors_) bytes.push_back(t.count * sizeof(float));
@@ -192,6 +192,14 @@ template <class Strategy, class Comm> class averager {
     std::vector<std::byte> gathered;
     std::vector<std::size_t> sizes;  // bytes of each rank's packets
   };
+
+  // Whether other threads than the program's own may communicate.
+  static bool threads(const Comm& comm) {
+    if constexpr (has_progress<Comm>)
+      return comm.progress() == progress::thread;
+    else
+      return true;
+  }
 
   // What buckets travel on, one at a time.
   struct lane {

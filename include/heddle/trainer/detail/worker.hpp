@@ -20,11 +20,11 @@ namespace detail {
 // The communication threads of a rank, its lanes: they run numbered jobs. Job 0 runs alone, on lane 0; the others take
 // the lanes in turn, job 1 on lane 0, and a lane keeps the order in which they were given. So the order of what shares
 // a lane is the same on all ranks. After a job has thrown, later ones are dropped and wait() throws the same exception.
-// Without a lane (one rank) a job runs where it is pushed.
+// Without threads (one rank, or only the program's own may communicate) a job runs where it is pushed.
 template <class Run> class worker {
  public:
-  worker(Run run, std::size_t lanes) : run_(std::move(run)), jobs_(lanes) {
-    for (std::size_t lane = 0; lane < lanes; ++lane) threads_.emplace_back([this, lane] { loop(lane); });
+  worker(Run run, std::size_t lanes, bool threads) : run_(std::move(run)), jobs_(lanes) {
+    for (std::size_t lane = 0; threads && lane < lanes; ++lane) threads_.emplace_back([this, lane] { loop(lane); });
   }
   worker(const worker&) = delete;
   worker& operator=(const worker&) = delete;
@@ -38,13 +38,14 @@ template <class Run> class worker {
   }
 
   void push(std::size_t job) {
+    const std::size_t lane = job == 0 ? 0 : (job - 1) % jobs_.size();
     if (threads_.empty()) {
-      timed(job, 0);
+      timed(job, lane);
       return;
     }
     {
       std::lock_guard lock(mutex_);
-      jobs_[job == 0 ? 0 : (job - 1) % jobs_.size()].push_back(job);
+      jobs_[lane].push_back(job);
       if (job == 0) opening_ = true;
       ++pending_;
     }
