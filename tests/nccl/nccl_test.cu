@@ -11,6 +11,7 @@
 #include <heddle/collective/mixed_radix.hpp>
 #include <heddle/comm/counting.hpp>
 #include <heddle/comm/nccl.hpp>
+#include <heddle/comm/staged.cuh>
 #include <heddle/comm/threads.hpp>
 
 #include <unistd.h>
@@ -50,7 +51,7 @@ class rank_device {
     hd::detail::check_cuda("put", cudaMemcpyAsync(p, host.data(), bytes, cudaMemcpyDefault, stream_));
     return {static_cast<Value*>(p), host.size()};
   }
-  template <class Value> std::vector<Value> get(hd::nccl::communicator& comm, std::span<const Value> at) {
+  template <class Value, class Comm> std::vector<Value> get(Comm& comm, std::span<const Value> at) {
     std::vector<Value> host(at.size());
     comm.copy(host.data(), at.data(), at.size_bytes());
     comm.synchronize();
@@ -428,6 +429,42 @@ TEST_CASE("nccl: what can't be done is refused before anything is enqueued") {
     for (const hd::float16 x : device.get<hd::float16>(comm, h)) count += static_cast<float>(x) == 1.0f;
   });
   CHECK(refused == std::vector<int>(2, 6));
+}
+
+TEST_CASE("staged: device memory over a communicator of the host") {
+  for (const int ranks : {1, 2, 3, 5}) {
+    if (!enough_devices(ranks)) return;
+    for (const std::size_t n : {0, 1, 4, 1023, 3001}) {
+      for (const std::size_t chunk : {std::size_t{512}, std::size_t{1} << 20}) {
+        INFO(ranks << " ranks, " << n << " elements, chunks of " << chunk << " bytes");
+        const auto want = reference<float>(ranks, n, hd::mean{});
+        std::vector<double> worst(static_cast<std::size_t>(ranks));
+        hd::threads::run(ranks, [&](auto& host) {
+          rank_device device(host.rank());
+          hd::counting counted(host);
+          hd::staged comm(counted, device.stream(), {.chunk = chunk});
+          static_assert(hd::communicator<decltype(comm)> && hd::stream_ordered<decltype(comm)>);
+          const std::vector<float> mine = elements<float>(comm.rank(), n);
+          const auto a = device.put(mine), b = device.put(mine), c = device.put(mine);
+          auto second = comm.duplicate();
+          hd::all_reduce(comm, hd::ring{}, a, hd::mean{}, device.queue());
+          hd::all_reduce(second, hd::direct{}, b, hd::mean{}, device.queue());  // lends what it reduces
+          hd::broadcast(comm, c, comm.size() - 1);
+          hd::barrier(comm);
+          double& error = worst[static_cast<std::size_t>(comm.rank())];
+          const auto last = device.get<float>(comm, c);
+          for (const auto s : {a, b}) {
+            const auto got = device.get<float>(comm, s);
+            for (std::size_t i = 0; i < n; ++i) error = std::fmax(error, std::fabs(got[i] - want[i]));
+          }
+          for (std::size_t i = 0; i < n; ++i) error = std::fmax(error, std::fabs(last[i] - element<float>(ranks - 1, i)));
+        });
+        for (const double e : worst) CHECK(e < 1e-5);
+      }
+    }
+  }
+  CHECK_THROWS_WITH(hd::threads::run(1, [](auto& host) { hd::staged(host, nullptr, {.chunk = 0}); }),
+                    Catch::Contains("chunk 0; allowed is 1 byte and above"));
 }
 
 #if __has_include(<emulated/control.h>)

@@ -3,6 +3,8 @@
 #pragma once
 #include <heddle/comm/detail/mpi_native.hpp>
 
+#include <dlfcn.h>
+
 namespace heddle {
 inline namespace v0 {
 namespace mpi {
@@ -125,6 +127,14 @@ inline communicator world(const options& o = {}) {
     if (mine) MPI_Finalize();
     throw;
   }
+}
+
+/// @brief Whether MPI says that it reads and writes device memory: then `staged` needn't copy. Asks the function
+/// MPIX_Query_cuda_support of Open MPI and MPICH by name, since not every MPI has it; false where there is none.
+inline bool cuda_aware() {
+  using query = int (*)();
+  const auto ask = reinterpret_cast<query>(dlsym(RTLD_DEFAULT, "MPIX_Query_cuda_support"));
+  return ask && ask() == 1;
 }
 
 /// @brief Runs f(comm) on the rank that this process is, and tells the others if it throws.
