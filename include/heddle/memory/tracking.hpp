@@ -2,14 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <heddle/core/error.hpp>
-#include <heddle/memory/concept.hpp>
-#include <heddle/memory/host_resource.hpp>
+#include <heddle/memory/detail/adaptor.hpp>
 
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -33,6 +30,66 @@ struct tracking_options {
   friend constexpr bool operator==(const tracking_options&, const tracking_options&) = default;
 };
 
+namespace detail {
+class tracking_policy {
+ public:
+  explicit tracking_policy(tracking_options o) : options(o) {}
+
+  template <class Take> void* allocate(std::size_t n, std::size_t alignment, Take&& take) {
+    if (options.log) make_room();
+    void* p = nullptr;
+    try {
+      p = take(n, alignment);
+    } catch (...) {
+      std::lock_guard lock(mutex);
+      coming_ -= options.log;
+      throw;
+    }
+    std::lock_guard lock(mutex);
+    coming_ -= options.log;
+    bytes += n;
+    if (bytes > peak) peak = bytes;
+    ++live;
+    ++allocations;
+    sample();
+    return p;
+  }
+
+  template <class Give> void deallocate(void* p, std::size_t n, std::size_t alignment, Give&& give) noexcept {
+    {
+      std::lock_guard lock(mutex);
+      bytes -= n;
+      --live;
+      sample();
+    }
+    give(p, n, alignment);
+  }
+
+  std::mutex mutex;
+  const tracking_options options;
+  std::size_t bytes = 0, peak = 0, live = 0, allocations = 0;
+  std::vector<memory_sample> log;
+
+ private:
+  // For one more event, and for the deallocation of every live block: giving memory back must not fail.
+  void make_room() {
+    std::lock_guard lock(mutex);
+    const std::size_t room = log.size() + 2 * (live + coming_ + 1);
+    if (log.capacity() < room) log.reserve(2 * room);
+    ++coming_;
+  }
+
+  void sample() noexcept {
+    if (!options.log) return;
+    const auto since = std::chrono::steady_clock::now() - start_;
+    log.push_back({log.size(), std::chrono::duration_cast<std::chrono::nanoseconds>(since).count(), bytes});
+  }
+
+  std::size_t coming_ = 0;  // allocations that the upstream works on
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+}  // namespace detail
+
 /// @brief Counts what passes through: bytes in use, their peak, live allocations, and a timeline on request.
 ///
 /// Bytes are those asked for; rounding inside the upstream is not seen. Zero bytes and failed allocations are not
@@ -48,145 +105,54 @@ struct tracking_options {
 /// State:   counters shared by all copies, 24 bytes per event with `.log`.
 /// Order:   any upstream; wrap a pool to see what users ask for, let a pool wrap it to see what the pool holds.
 /// Sync:    nothing but what the upstream does. Thread-safe if the upstream is.
-/// Throws:  what the upstream throws; `memory_error` when the log itself can't grow (the block is given back).
-template <class Upstream = host_resource>
-class tracking {
-  static_assert(has_allocate_sync<Upstream>,
-                "heddle::tracking: the upstream must provide allocate_sync(bytes, alignment)");
-  static_assert(has_deallocate_sync<Upstream>,
-                "heddle::tracking: the upstream must provide a noexcept deallocate_sync(pointer, bytes, alignment)");
-  static_assert(has_shared_copies<Upstream>, "heddle::tracking: the upstream must be copyable");
-  static_assert(has_equality<Upstream>, "heddle::tracking: the upstream must provide ==");
+/// Throws:  what the upstream throws; `std::bad_alloc` when the log can't grow.
+template <class Upstream = host_resource> class tracking : public detail::adaptor<Upstream, detail::tracking_policy> {
+  using base = detail::adaptor<Upstream, detail::tracking_policy>;
 
  public:
   /// Counts from zero over a copy of `upstream`.
   explicit tracking(Upstream upstream = Upstream{}, tracking_options options = {})
-      : upstream_(std::move(upstream)), state_(std::make_shared<state>(options)) {}
-
-  /// Memory of the upstream for work on `queue`, counted.
-  template <class Queue>
-  void* allocate(Queue queue, std::size_t bytes, std::size_t alignment)
-    requires has_allocate<Upstream, Queue>
-  {
-    void* p = upstream_.allocate(queue, bytes, alignment);
-    if (p && !state_->add(bytes)) {
-      upstream_.deallocate(queue, p, bytes, alignment);
-      throw memory_error("tracking", bytes, 0, this->bytes(), 0);
-    }
-    return p;
-  }
-
-  /// Gives memory of `allocate` back.
-  template <class Queue>
-  void deallocate(Queue queue, void* p, std::size_t bytes, std::size_t alignment) noexcept
-    requires has_deallocate<Upstream, Queue>
-  {
-    if (p) state_->remove(bytes);
-    upstream_.deallocate(queue, p, bytes, alignment);
-  }
-
-  /// Memory of the upstream, usable at once, counted.
-  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    void* p = upstream_.allocate_sync(bytes, alignment);
-    if (p && !state_->add(bytes)) {
-      upstream_.deallocate_sync(p, bytes, alignment);
-      throw memory_error("tracking", bytes, 0, this->bytes(), 0);
-    }
-    return p;
-  }
-
-  /// Gives memory of `allocate_sync` back.
-  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p) state_->remove(bytes);
-    upstream_.deallocate_sync(p, bytes, alignment);
-  }
+      : base(std::move(upstream), options) {}
 
   /// Bytes in use.
   std::size_t bytes() const {
-    std::lock_guard lock(state_->mutex);
-    return state_->bytes;
+    std::lock_guard lock(this->policy().mutex);
+    return this->policy().bytes;
   }
   /// The most bytes that were in use at once, since construction or `reset_peak`.
   std::size_t peak_bytes() const {
-    std::lock_guard lock(state_->mutex);
-    return state_->peak;
+    std::lock_guard lock(this->policy().mutex);
+    return this->policy().peak;
   }
   /// Number of allocations not yet given back.
   std::size_t live() const {
-    std::lock_guard lock(state_->mutex);
-    return state_->live;
+    std::lock_guard lock(this->policy().mutex);
+    return this->policy().live;
   }
   /// Number of allocations ever made.
   std::size_t allocations() const {
-    std::lock_guard lock(state_->mutex);
-    return state_->allocations;
+    std::lock_guard lock(this->policy().mutex);
+    return this->policy().allocations;
   }
   /// Starts a new peak at the bytes in use now.
   void reset_peak() {
-    std::lock_guard lock(state_->mutex);
-    state_->peak = state_->bytes;
+    std::lock_guard lock(this->policy().mutex);
+    this->policy().peak = this->policy().bytes;
   }
 
   /// The timeline so far, in order; empty without `.log`.
   std::vector<memory_sample> samples() const {
-    std::lock_guard lock(state_->mutex);
-    return state_->log;
+    std::lock_guard lock(this->policy().mutex);
+    return this->policy().log;
   }
   /// Empties the timeline; events count from 0 again.
   void clear_samples() {
-    std::lock_guard lock(state_->mutex);
-    state_->log.clear();
+    std::lock_guard lock(this->policy().mutex);
+    this->policy().log.clear();
   }
-
-  /// Whether both share one set of counters.
-  friend bool operator==(const tracking& a, const tracking& b) noexcept { return a.state_ == b.state_; }
-
- private:
-  struct state {
-    explicit state(tracking_options o) : options(o), start(std::chrono::steady_clock::now()) {}
-
-    bool add(std::size_t n) noexcept {
-      std::lock_guard lock(mutex);
-      if (options.log) {
-        // Room for this event and for the deallocation of every live block: giving memory back must not fail.
-        const std::size_t room = log.size() + live + 2;
-        try {
-          if (log.capacity() < room) log.reserve(2 * room);
-        } catch (...) {
-          return false;
-        }
-      }
-      bytes += n;
-      if (bytes > peak) peak = bytes;
-      ++live;
-      ++allocations;
-      sample();
-      return true;
-    }
-
-    void remove(std::size_t n) noexcept {
-      std::lock_guard lock(mutex);
-      bytes -= n;
-      --live;
-      sample();
-    }
-
-    void sample() noexcept {
-      if (!options.log) return;
-      const auto since = std::chrono::steady_clock::now() - start;
-      log.push_back({log.size(), std::chrono::duration_cast<std::chrono::nanoseconds>(since).count(), bytes});
-    }
-
-    std::mutex mutex;
-    tracking_options options;
-    std::chrono::steady_clock::time_point start;
-    std::size_t bytes = 0, peak = 0, live = 0, allocations = 0;
-    std::vector<memory_sample> log;
-  };
-
-  Upstream upstream_;
-  std::shared_ptr<state> state_;
 };
+
+static_assert(resource<tracking<>>);
 
 }  // namespace v0
 }  // namespace heddle

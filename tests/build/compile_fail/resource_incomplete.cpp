@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // An adaptor says what the resource below it lacks.
-// EXPECT: heddle::tracking: the upstream must provide allocate_sync(bytes, alignment)
-// EXPECT: heddle::tracking: the upstream must provide a noexcept deallocate_sync(pointer, bytes, alignment)
-// EXPECT: heddle::pool: the upstream must provide allocate_sync(bytes, alignment)
+// EXPECT: heddle: the upstream must provide allocate_sync(bytes, alignment)
+// EXPECT: heddle: the upstream must provide a noexcept deallocate_sync(pointer, bytes, alignment)
+// EXPECT: heddle: the upstream must provide allocate_sync(bytes, alignment)
 #include <heddle/memory/host_resource.hpp>
 #include <heddle/memory/pool.hpp>
 #include <heddle/memory/tracking.hpp>

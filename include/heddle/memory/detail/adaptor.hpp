@@ -13,16 +13,22 @@ namespace heddle {
 inline namespace v0 {
 namespace detail {
 
-// What all adaptors over one upstream share. Every allocation of at least one byte becomes
-// policy.allocate(bytes, alignment, take), where take(bytes, alignment) asks the upstream in the same way, with the
-// same queue if there was one; every deallocation policy.deallocate(pointer, bytes, alignment, give). Copies share the
-// policy.
-template <class Upstream, class Policy> class adaptor {
+// That a resource can stand below an adaptor; the compiler says what it lacks.
+template <class Upstream> consteval bool is_upstream() {
   static_assert(has_allocate_sync<Upstream>, "heddle: the upstream must provide allocate_sync(bytes, alignment)");
   static_assert(has_deallocate_sync<Upstream>,
                 "heddle: the upstream must provide a noexcept deallocate_sync(pointer, bytes, alignment)");
   static_assert(has_shared_copies<Upstream>, "heddle: the upstream must be copyable");
   static_assert(has_equality<Upstream>, "heddle: the upstream must provide ==");
+  return true;
+}
+
+// What all adaptors over one upstream share. Every allocation of at least one byte becomes
+// policy.allocate(bytes, alignment, take), where take(bytes, alignment) asks the upstream in the same way, with the
+// same queue if there was one; every deallocation policy.deallocate(pointer, bytes, alignment, give). Copies share the
+// policy.
+template <class Upstream, class Policy> class adaptor {
+  static_assert(is_upstream<Upstream>());
 
  public:
   /// Memory for work on `queue`.
