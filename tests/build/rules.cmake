@@ -22,7 +22,8 @@ set(floor_trainer 6)
 set(floor_. 7) # heddle.hpp itself
 
 # The .hpp files that may include a dependency beyond the standard library, as paths below include/heddle.
-set(dependent_headers "^(comm/(detail/)?(mpi|nccl|zmq)(_[a-z]+)?|memory/cuda_[a-z0-9_]+|memory/nccl_mem)\\.hpp$")
+set(dependent_headers
+    "^(comm/(detail/)?(mpi|nccl|zmq)(_[a-z]+)?|core/cuda_queue|memory/cuda_[a-z0-9_]+|memory/nccl_mem)\\.hpp$")
 
 # What counts as such a dependency.
 set(dependencies "^(cuda|cub/|thrust/|cooperative_groups|cublas|curand|cudnn|nvtx|nccl|mpi\\.h|mpi/|zmq)")

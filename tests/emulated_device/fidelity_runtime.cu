@@ -818,6 +818,28 @@ TEST_CASE("fidelity: streams keep their flags") {
   CHECK_ERROR(cudaErrorInvalidValue, cudaStreamCreateWithFlags(&none, 0x40u));
 }
 
+TEST_CASE("fidelity: a stream's number is its own, also after its end") {
+  unsigned long long first = 0, second = 0, third = 0, again = 0;
+  {
+    stream a, b;
+    CHECK_CUDA(cudaStreamGetId(a, &first));
+    CHECK_CUDA(cudaStreamGetId(b, &second));
+    CHECK_CUDA(cudaStreamGetId(a, &again));
+    CHECK(first != second);
+    CHECK(again == first);
+    CHECK_ERROR(cudaErrorInvalidValue, cudaStreamGetId(a, nullptr));
+  }
+  stream c;
+  CHECK_CUDA(cudaStreamGetId(c, &third));
+  CHECK(third != first);
+  CHECK(third != second);
+  CHECK_CUDA(cudaStreamGetId(nullptr, &first));
+  CHECK_CUDA(cudaStreamGetId(cudaStreamLegacy, &second));
+  CHECK(first == second);
+  CHECK_CUDA(cudaStreamGetId(cudaStreamPerThread, &second));
+  CHECK(first != second);
+}
+
 TEST_CASE("fidelity: a stream's priority is clamped to the device's range") {
   int least = -99, greatest = -99;
   REQUIRE_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));

@@ -23,7 +23,7 @@ RESULT |= {name: NOTHING for name in (
 # The same through a queue or an event of heddle/core/cuda.cuh: a statement `q.wait(e);`.
 METHODS = r"(?<=[;{})\s])((?:\w+(?:\.|->))+)(wait|record|synchronize)"
 CALL = re.compile(r"(?:\b(" + "|".join(RESULT) + r")|" + METHODS + r")\s*\(")
-HOST_SIDE = re.compile(r"\bcuda(Stream|Event)\w+\(")  # a .hpp that is CUDA code too
+HOST_SIDE = re.compile(r"\bcuda(Stream|Event)\w+\(|\bcuda_order\b")  # a .hpp that is CUDA code too
 REASON = re.compile(r"mutation survives: *(.*)")
 
 

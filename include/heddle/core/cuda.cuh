@@ -3,6 +3,7 @@
 #pragma once
 
 #include <heddle/core/backend.hpp>
+#include <heddle/core/cuda_queue.hpp>
 #include <heddle/core/detail/index_iterator.cuh>
 #include <heddle/core/detail/temporary.hpp>
 #include <heddle/core/error.hpp>
@@ -21,28 +22,7 @@
 namespace heddle {
 inline namespace v0 {
 
-/// @brief A call of the CUDA runtime, or of CUB, that failed. `what()` names the operation and CUDA's own error.
-class cuda_error : public error {
- public:
-  /// @param operation What was tried, for example "cuda::copy". @param code CUDA's error.
-  cuda_error(const std::string& operation, cudaError_t code)
-      : error("heddle::" + operation + ": " + cudaGetErrorName(code) + " (" + cudaGetErrorString(code) + ")"),
-        code_(code) {}
-  /// CUDA's error.
-  cudaError_t code() const noexcept { return code_; }
-
- private:
-  cudaError_t code_;
-};
-
 namespace detail {
-/// Throws cuda_error unless the call succeeded; takes the error out of CUDA's per-thread slot.
-inline void check_cuda(const char* operation, cudaError_t code) {
-  if (code == cudaSuccess) return;
-  static_cast<void>(cudaGetLastError());
-  throw cuda_error(operation, code);
-}
-
 /// @cond
 template <class Function> __global__ void for_each_kernel(std::size_t n, Function f) {
   const std::size_t stride = std::size_t{gridDim.x} * blockDim.x;
@@ -75,62 +55,10 @@ void with_temporary(const char* operation, Resource& resource, Queue q, Call cal
 /// Sync:   nothing synchronises but queue::synchronize and event::synchronize; everything else enqueues
 /// Throws: cuda_error when CUDA refuses; argument_error on a null pointer with a count, or a size that overflows
 struct cuda {
-  class event;
-
-  /// @brief The caller's stream, borrowed. A default-made one is the default stream.
-  struct queue {
-    cudaStream_t stream = nullptr;  ///< The stream; it must outlive every use of the queue.
-
-    /// Blocks the host until all work in the stream is done. Throws cuda_error, also for earlier work that failed.
-    void synchronize() const { detail::check_cuda("cuda::queue::synchronize", cudaStreamSynchronize(stream)); }
-    /// Later work of this queue starts only when the event is done; does not block the host.
-    void wait(const event& e) const;
-    /// Whether both are the same stream.
-    friend bool operator==(queue a, queue b) noexcept { return a.stream == b.stream; }
-  };
-
-  /// @brief A point in a queue. Owns a cudaEvent_t without timing, made by the first `record`.
-  class event {
-   public:
-    event() = default;
-    /// Takes the event over; `other` is left without one.
-    event(event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
-    /// Swaps the two events.
-    event& operator=(event&& other) noexcept {
-      std::swap(event_, other.event_);
-      return *this;
-    }
-    ~event() {
-      if (event_ != nullptr) static_cast<void>(cudaEventDestroy(event_));
-    }
-
-    /// Marks the queue's present end; an earlier mark is forgotten.
-    void record(queue q) {
-      if (event_ == nullptr)
-        detail::check_cuda("cuda::event::record", cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
-      detail::check_cuda("cuda::event::record", cudaEventRecord(event_, q.stream));
-    }
-    /// Whether all work before the mark is done; true when nothing was recorded.
-    bool ready() const {
-      if (event_ == nullptr) return true;
-      const cudaError_t code = cudaEventQuery(event_);
-      if (code == cudaErrorNotReady) {
-        static_cast<void>(cudaGetLastError());
-        return false;
-      }
-      detail::check_cuda("cuda::event::ready", code);
-      return true;
-    }
-    /// Blocks the host until the work before the mark is done.
-    void synchronize() const {
-      if (event_ != nullptr) detail::check_cuda("cuda::event::synchronize", cudaEventSynchronize(event_));
-    }
-    /// The event for other CUDA calls; null before the first `record`.
-    cudaEvent_t get() const noexcept { return event_; }
-
-   private:
-    cudaEvent_t event_ = nullptr;
-  };
+  /// The caller's stream, borrowed.
+  using queue = cuda_order::queue;
+  /// A point in a queue.
+  using event = cuda_order::event;
 
   /// @brief Device memory in stream order, from cudaMallocAsync's pool; models a resource.
   struct memory {
@@ -241,10 +169,6 @@ struct cuda {
     });
   }
 };
-
-inline void cuda::queue::wait(const event& e) const {
-  if (e.get() != nullptr) detail::check_cuda("cuda::queue::wait", cudaStreamWaitEvent(stream, e.get(), 0));
-}
 
 static_assert(backend<cuda>);
 

@@ -432,6 +432,14 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   return c.end(cudaSuccess);
 }
 
+cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long* id) {
+  call c(false);
+  const auto s = c.m.find(stream);
+  if (!s) return c.end(cudaErrorInvalidResourceHandle);
+  if (!id) return c.end(cudaErrorInvalidValue);
+  *id = s->id;
+  return c.end(cudaSuccess);
+}
 cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned* flags) {
   call c(false);
   const auto s = c.m.find(stream);
