@@ -61,9 +61,12 @@ template <class Upstream> class chunked_heap : public block_heap {
     }
   }
 
-  // Exchanges the chunks for a single one, if nothing is live and that is of use for the request.
+  // Exchanges idle chunks for a single one, if nothing is live and that is of use for the request.
   void unite(std::size_t bytes) {
     if (in_use != 0 || chunks.size() < 2) return;
+    std::size_t count = 0;
+    for (const std::uint32_t first : chunks) count += idle(first);
+    if (count < 2) return;
     const std::size_t total = release(static_cast<std::size_t>(-1));
     if (bytes > total) return;
     if (void* p = ask(total)) add(p, total);
