@@ -28,13 +28,12 @@
 namespace heddle_test {
 
 /// The two pairs of calls, by one name.
-template <class Resource> struct by_queue {
+template <class Resource, class Queue = heddle::host::queue> struct by_queue {
   Resource resource;
-  void* take(std::size_t bytes, std::size_t alignment) {
-    return resource.allocate(heddle::host::queue{}, bytes, alignment);
-  }
+  Queue queue{};
+  void* take(std::size_t bytes, std::size_t alignment) { return resource.allocate(queue, bytes, alignment); }
   void give(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    resource.deallocate(heddle::host::queue{}, p, bytes, alignment);
+    resource.deallocate(queue, p, bytes, alignment);
   }
 };
 template <class Resource> struct at_once {
@@ -45,39 +44,21 @@ template <class Resource> struct at_once {
   }
 };
 
-template <class Calls> void conforms_to_calls(Calls calls) {
+/// What can be seen without touching the memory, which may be out of the host's reach.
+template <class Calls> void obeys_the_rules(Calls& calls) {
   // Zero bytes.
   for (std::size_t alignment : {1, 64, 4096}) {
     CHECK(calls.take(0, alignment) == nullptr);
     calls.give(nullptr, 0, alignment);
   }
-  // The alignment is the pointer's, and all bytes may be written; nothing overlaps.
-  struct piece {
-    unsigned char* p;
-    std::size_t bytes, alignment;
-    unsigned char mark;
-  };
-  std::vector<piece> pieces;
-  unsigned char mark = 1;
+  // The alignment is the pointer's.
   for (std::size_t alignment = 1; alignment <= 4096; alignment *= 2) {
-    for (std::size_t bytes : {1, 7, 64, 100, 4097}) {
-      auto* p = static_cast<unsigned char*>(calls.take(bytes, alignment));
-      REQUIRE(p != nullptr);
-      CHECK(reinterpret_cast<std::uintptr_t>(p) % alignment == 0);
-      std::memset(p, mark, bytes);
-      pieces.push_back({p, bytes, alignment, mark++});
-    }
-  }
-  std::size_t spoiled = 0;
-  for (const piece& x : pieces) {
-    for (std::size_t i = 0; i < x.bytes; ++i) spoiled += x.p[i] != x.mark;
-  }
-  CHECK(spoiled == 0);
-  std::mt19937 random(7);
-  while (!pieces.empty()) {
-    const std::size_t k = random() % pieces.size();
-    calls.give(pieces[k].p, pieces[k].bytes, pieces[k].alignment);
-    pieces.erase(pieces.begin() + static_cast<std::ptrdiff_t>(k));
+    void* const p = calls.take(100, alignment);
+    CHECK(reinterpret_cast<std::uintptr_t>(p) % alignment == 0);
+    void* const q = calls.take(1, alignment);
+    CHECK(reinterpret_cast<std::uintptr_t>(q) % alignment == 0);
+    calls.give(p, 100, alignment);
+    calls.give(q, 1, alignment);
   }
   // Bad alignments, also with zero bytes; the message says which.
   for (std::size_t alignment : {std::size_t{0}, std::size_t{3}, std::size_t{24}, std::size_t{8192}, SIZE_MAX}) {
@@ -109,10 +90,43 @@ template <class Calls> void conforms_to_calls(Calls calls) {
   calls.give(p, 1000, 64);
 }
 
+template <class Calls> void conforms_to_calls(Calls calls) {
+  // All bytes may be written; nothing overlaps.
+  struct piece {
+    unsigned char* p;
+    std::size_t bytes, alignment;
+    unsigned char mark;
+  };
+  std::vector<piece> pieces;
+  unsigned char mark = 1;
+  for (std::size_t alignment = 1; alignment <= 4096; alignment *= 2) {
+    for (std::size_t bytes : {1, 7, 64, 100, 4097}) {
+      auto* p = static_cast<unsigned char*>(calls.take(bytes, alignment));
+      REQUIRE(p != nullptr);
+      CHECK(reinterpret_cast<std::uintptr_t>(p) % alignment == 0);
+      std::memset(p, mark, bytes);
+      pieces.push_back({p, bytes, alignment, mark++});
+    }
+  }
+  std::size_t spoiled = 0;
+  for (const piece& x : pieces) {
+    for (std::size_t i = 0; i < x.bytes; ++i) spoiled += x.p[i] != x.mark;
+  }
+  CHECK(spoiled == 0);
+  std::mt19937 random(7);
+  while (!pieces.empty()) {
+    const std::size_t k = random() % pieces.size();
+    calls.give(pieces[k].p, pieces[k].bytes, pieces[k].alignment);
+    pieces.erase(pieces.begin() + static_cast<std::ptrdiff_t>(k));
+  }
+  obeys_the_rules(calls);
+}
+
 /// Equality, sharing by copies, and the same rules for both pairs of calls, from several threads too.
-template <class Factory> void conforms_to_resource(Factory make) {
+/// @param queue A queue of the resource's backend, where that isn't the host; its memory must be in the host's reach.
+template <class Factory, class Queue = heddle::host::queue> void conforms_to_resource(Factory make, Queue queue = {}) {
   using resource = decltype(make());
-  static_assert(heddle::resource<resource>);
+  static_assert(heddle::resource<resource, Queue>);
 
   resource a = make();
   resource copy = a;
@@ -120,10 +134,10 @@ template <class Factory> void conforms_to_resource(Factory make) {
   CHECK_FALSE(a != copy);
   void* p = a.allocate_sync(100, 16);
   copy.deallocate_sync(p, 100, 16);  // equal resources free each other's memory
-  p = copy.allocate(heddle::host::queue{}, 100, 16);
-  a.deallocate(heddle::host::queue{}, p, 100, 16);
+  p = copy.allocate(queue, 100, 16);
+  a.deallocate(queue, p, 100, 16);
 
-  conforms_to_calls(by_queue<resource>{a});
+  conforms_to_calls(by_queue<resource, Queue>{a, queue});
   conforms_to_calls(at_once<resource>{a});
 
   std::vector<std::thread> threads;

@@ -13,6 +13,8 @@
 #include <heddle/comm/nccl.hpp>
 #include <heddle/comm/staged.cuh>
 #include <heddle/comm/threads.hpp>
+#include <heddle/memory/nccl_mem.hpp>
+#include <heddle/memory/queue_pool.hpp>
 
 #include <unistd.h>
 
@@ -496,3 +498,17 @@ TEST_CASE("nccl: an error that NCCL reports later ends the next call") {
   }
 }
 #endif
+
+TEST_CASE("nccl: a pool over ncclMemAlloc gives memory that collectives take") {
+  if (!enough_devices(2)) return;
+  run(2, {}, [](hd::threads::communicator& host, hd::nccl::communicator& comm, rank_device& device) {
+    hd::queue_pool memory{hd::cuda_order{}, hd::nccl_mem{}, {.max = std::size_t{8} << 20}};
+    const std::vector<float> mine(1000, static_cast<float>(host.rank() + 1));
+    auto* const x = static_cast<float*>(memory.allocate(device.queue(), 4000, 256));
+    comm.copy(x, mine.data(), 4000);
+    hd::all_reduce(comm, hd::ring{}, std::span(x, 1000), hd::sum{}, device.queue());
+    CHECK(device.get(comm, std::span<const float>(x, 1000)) == std::vector<float>(1000, 3.0f));
+    memory.deallocate(device.queue(), x, 4000, 256);
+    CHECK_THROWS_AS(hd::nccl_mem{}.allocate_sync(std::size_t{1} << 50, 256), hd::memory_error);
+  });
+}

@@ -1,0 +1,253 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+
+// CUDA's resources, and the order of streams over them.
+
+#include <heddle/memory/any_resource.hpp>
+#include <heddle/memory/cuda_async.hpp>
+#include <heddle/memory/cuda_memory.hpp>
+#include <heddle/memory/fallback.hpp>
+#include <heddle/memory/limiting.hpp>
+#include <heddle/memory/queue_pool.hpp>
+#include <heddle/memory/tracking.hpp>
+
+#include "conformance.hpp"
+
+#include <algorithm>
+
+namespace hd = heddle;
+
+namespace memory_test {
+
+using queue = hd::cuda_order::queue;
+
+class stream {
+ public:
+  stream() { hd::detail::check_cuda("stream", cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+  stream(const stream&) = delete;
+  ~stream() {
+    static_cast<void>(cudaStreamSynchronize(stream_));
+    static_cast<void>(cudaStreamDestroy(stream_));
+  }
+  operator queue() const { return {stream_}; }
+  operator cudaStream_t() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+void set(void* p, unsigned char value, std::size_t bytes, queue q) {
+  hd::detail::check_cuda("set", cudaMemsetAsync(p, value, bytes, q.stream));
+}
+void copy(void* to, const void* from, std::size_t bytes, queue q) {
+  hd::detail::check_cuda("copy", cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, q.stream));
+}
+
+// Page-locked bytes that streams write results to.
+struct results {
+  explicit results(std::size_t n) : bytes(n), data(static_cast<unsigned char*>(from.allocate_sync(n, 64))) {
+    std::fill_n(data, n, static_cast<unsigned char>(0));
+  }
+  results(const results&) = delete;
+  ~results() { from.deallocate_sync(data, bytes, 64); }
+  bool all(std::size_t begin, std::size_t n, unsigned char value) const {
+    return std::all_of(data + begin, data + begin + n, [=](unsigned char c) { return c == value; });
+  }
+  hd::cuda_pinned from{};
+  std::size_t bytes;
+  unsigned char* data;
+};
+
+template <class Resource> void obeys_the_rules(Resource r) {
+  heddle_test::by_queue<Resource, queue> calls{r, queue{}};
+  heddle_test::obeys_the_rules(calls);
+  heddle_test::at_once<Resource> sync{r};
+  heddle_test::obeys_the_rules(sync);
+}
+
+}  // namespace memory_test
+
+using namespace memory_test;
+
+TEST_CASE("memory: CUDA's resources conform") {
+  heddle_test::conforms_to_resource([] { return hd::cuda_pinned{}; }, queue{});
+  heddle_test::conforms_to_resource([] { return hd::cuda_managed{}; }, queue{});
+  heddle_test::conforms_to_resource([] { return hd::queue_pool{hd::cuda_order{}, hd::cuda_pinned{}}; }, queue{});
+  obeys_the_rules(hd::cuda_device{});
+  obeys_the_rules(hd::cuda_async{});
+  obeys_the_rules(hd::queue_pool{hd::cuda_order{}, hd::cuda_device{}, {.max = 1 << 20}});
+  obeys_the_rules(hd::any_resource<queue>{hd::tracking{hd::cuda_device{}}});
+  static_assert(hd::resource<hd::fallback<hd::cuda_device, hd::cuda_pinned>, queue>);
+}
+
+TEST_CASE("memory: what the device can't give is refused with its figures") {
+  const std::size_t too_much = std::size_t{1} << 50;
+  std::size_t left = 0, all = 0;
+  REQUIRE(cudaMemGetInfo(&left, &all) == cudaSuccess);
+  hd::cuda_async limited{{.max = std::size_t{1} << 26}};
+  const auto refusal = [&](auto&& resource) {
+    try {
+      resource.allocate_sync(too_much, 256);
+    } catch (const hd::memory_error& e) {
+      CHECK(e.requested() == too_much);
+      return e;
+    }
+    throw std::runtime_error("a pebibyte was given");
+  };
+  CHECK(refusal(hd::cuda_device{}).limit() == all);
+  CHECK(refusal(hd::cuda_device{}).largest_free() + refusal(hd::cuda_device{}).in_use() == all);
+  CHECK(refusal(hd::cuda_pinned{}).limit() == 0);
+  CHECK(refusal(hd::cuda_async{}).limit() == all);
+  CHECK(refusal(limited).limit() == std::size_t{1} << 26);
+  CHECK(refusal(hd::queue_pool{hd::cuda_order{}, hd::cuda_device{}}).in_use() == 0);
+  CHECK(cudaGetLastError() == cudaSuccess);  // nothing is left behind
+}
+
+TEST_CASE("memory: pinned host memory stands in where the device has none") {
+  stream q;
+  results r(1 << 17);
+  hd::fallback memory{hd::limiting{hd::cuda_device{}, 1 << 16}, hd::cuda_pinned{}};
+  void* const on_device = memory.allocate(queue{q}, 50000, 256);
+  void* const on_host = memory.allocate(queue{q}, 50000, 256);
+  CHECK(memory.fallen_back() == 1);
+  cudaPointerAttributes about{};
+  REQUIRE(cudaPointerGetAttributes(&about, on_device) == cudaSuccess);
+  CHECK(about.type == cudaMemoryTypeDevice);
+  REQUIRE(cudaPointerGetAttributes(&about, on_host) == cudaSuccess);
+  CHECK(about.type == cudaMemoryTypeHost);
+  set(on_device, 1, 50000, q);
+  copy(on_host, on_device, 50000, q);
+  copy(r.data, on_host, 50000, q);
+  memory.deallocate(queue{q}, on_device, 50000, 256);
+  memory.deallocate(queue{q}, on_host, 50000, 256);
+  CHECK(memory.fallen_back() == 0);
+  queue{q}.synchronize();
+  CHECK(r.all(0, 50000, 1));
+}
+
+TEST_CASE("memory: cuda_async gives memory in stream order") {
+  hd::cuda_async memory;
+  CHECK(memory == hd::cuda_async{memory});
+  CHECK_FALSE(memory == hd::cuda_async{});
+  stream a, b;
+  results r(9000);
+  void* const p = memory.allocate(a, 1000, 4096);
+  set(p, 3, 1000, a);
+  copy(r.data, p, 1000, a);
+  memory.deallocate(a, p, 1000, 4096);
+  for (unsigned char k = 1; k <= 8; ++k) {
+    void* const now = memory.allocate_sync(1000, 256);  // at once, on any stream
+    CHECK(memory.in_use() >= 1000);
+    set(now, static_cast<unsigned char>(k + 3), 1000, b);
+    set(r.data + 1000 * k, 0, 1000, b);
+    copy(r.data + 1000 * k, now, 1000, b);
+    queue{b}.synchronize();
+    memory.deallocate_sync(now, 1000, 256);
+  }
+  queue{a}.synchronize();
+  memory.trim();
+  CHECK(memory.in_use() == 0);
+  CHECK(memory.held() == 0);
+  for (unsigned char k = 0; k <= 8; ++k) CHECK(r.all(1000u * k, 1000, static_cast<unsigned char>(k + 3)));
+}
+
+TEST_CASE("memory: of three streams in turn, each waits for the one before", "[seeds]") {
+  stream a, b, c;
+  results r(3 * 4096);
+  hd::queue_pool memory{hd::cuda_order{}, hd::cuda_device{}, {.initial = 4096, .max = 4096}};
+  void* last = nullptr;
+  unsigned char value = 1;
+  for (const queue q : {queue{a}, queue{b}, queue{c}}) {
+    void* const x = memory.allocate(q, 4096, 256);
+    CHECK((last == nullptr || x == last));
+    last = x;
+    set(x, value, 4096, q);
+    copy(r.data + 4096 * (value - 1), x, 4096, q);  // given back while this still reads
+    memory.deallocate(q, x, 4096, 256);
+    ++value;
+  }
+  for (const queue q : {queue{a}, queue{b}, queue{c}}) q.synchronize();
+  for (unsigned char k = 0; k < 3; ++k) CHECK(r.all(4096u * k, 4096, static_cast<unsigned char>(k + 1)));
+}
+
+TEST_CASE("memory: a buffer that a collective works on is not the compute stream's before its event", "[seeds]") {
+  stream compute, communication;
+  results r(2 * 2048);
+  hd::queue_pool memory{hd::cuda_order{}, hd::cuda_device{}, {.initial = 4096, .max = 4096}};
+  void* const gradient = memory.allocate(compute, 2048, 256);
+  void* const other = memory.allocate(compute, 2048, 256);
+  set(gradient, 7, 2048, compute);
+  hd::cuda_order::event made;
+  made.record(compute);
+  queue{communication}.wait(made);
+  copy(r.data, gradient, 2048, communication);  // stands for the collective
+  memory.deallocate(communication, gradient, 2048, 256);
+  memory.deallocate(compute, other, 2048, 256);
+  void* const next = memory.allocate(compute, 4096, 256);  // both, joined
+  set(next, 9, 4096, compute);
+  copy(r.data + 2048, next, 2048, compute);
+  memory.deallocate(compute, next, 4096, 256);
+  queue{communication}.synchronize();
+  queue{compute}.synchronize();
+  CHECK(r.all(0, 2048, 7));
+  CHECK(r.all(2048, 2048, 9));
+}
+
+TEST_CASE("memory: no block is used again before the work on it, whatever streams do", "[seeds]") {
+  for (unsigned round = 0; round < 4; ++round) {
+    std::mt19937 random(round);
+    constexpr std::size_t count = 200, most = 256;
+    stream streams[3];
+    results r(count * most);
+    hd::queue_pool memory{hd::cuda_order{},
+                          hd::tracking{hd::cuda_device{}},
+                          {.initial = 1024 * (round % 2), .max = 4096, .growth = 512 * round}};
+    struct piece {
+      void* p;
+      std::size_t bytes, number;
+      unsigned on;
+    };
+    std::vector<piece> held;
+    std::vector<std::size_t> sizes;
+    const auto end = [&](std::size_t k) {
+      piece x = held[k];
+      const unsigned on = random() % 4 ? x.on : static_cast<unsigned>(random() % 3);
+      hd::cuda_order::event done;
+      if (on != x.on) {
+        done.record(streams[x.on]);
+        queue{streams[on]}.wait(done);
+      }
+      copy(r.data + x.number * most, x.p, x.bytes, streams[on]);
+      if (random() % 10 == 0) {
+        queue{streams[on]}.synchronize();
+        memory.deallocate_sync(x.p, x.bytes, 64);
+      } else {
+        memory.deallocate(streams[on], x.p, x.bytes, 64);
+      }
+      held[k] = held.back();
+      held.pop_back();
+    };
+    while (sizes.size() < count) {
+      const std::size_t bytes = 1 + random() % most;
+      const auto on = static_cast<unsigned>(random() % 3);
+      void* p = nullptr;
+      try {
+        p = random() % 10 ? memory.allocate(streams[on], bytes, 64) : memory.allocate_sync(bytes, 64);
+      } catch (const hd::memory_error&) {
+        end(random() % held.size());
+        continue;
+      }
+      set(p, static_cast<unsigned char>(1 + sizes.size()), bytes, streams[on]);
+      held.push_back({p, bytes, sizes.size(), on});
+      sizes.push_back(bytes);
+      if (random() % 2) end(random() % held.size());
+    }
+    while (!held.empty()) end(held.size() - 1);
+    for (const queue q : streams) q.synchronize();
+    std::size_t spoiled = 0;
+    for (std::size_t i = 0; i < count; ++i) spoiled += !r.all(i * most, sizes[i], static_cast<unsigned char>(1 + i));
+    CHECK(spoiled == 0);
+    CHECK(memory.refused() == 0);
+    CHECK(memory.in_use() == 0);
+  }
+}
