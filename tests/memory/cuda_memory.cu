@@ -3,9 +3,17 @@
 
 // CUDA's resources, and the order of streams over them.
 
+// CCCL's own concepts, where there is CCCL: not on the emulated device.
+#if __has_include(<cuda/memory_resource>)
+#define LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE
+#include <cuda/memory_resource>
+#define HEDDLE_TEST_CCCL 1
+#endif
+
 #include <heddle/memory/any_resource.hpp>
 #include <heddle/memory/cuda_async.hpp>
 #include <heddle/memory/cuda_memory.hpp>
+#include <heddle/memory/cuda_mr.hpp>
 #include <heddle/memory/fallback.hpp>
 #include <heddle/memory/limiting.hpp>
 #include <heddle/memory/queue_pool.hpp>
@@ -250,4 +258,106 @@ TEST_CASE("memory: no block is used again before the work on it, whatever stream
     CHECK(memory.refused() == 0);
     CHECK(memory.in_use() == 0);
   }
+}
+
+namespace memory_test {
+
+// What RMM publishes: its stream, and its references of both generations, here to one resource and not to any.
+struct rmm_stream {
+  rmm_stream(cudaStream_t s) : stream(s) {}
+  operator cudaStream_t() const { return stream; }
+  cudaStream_t stream;
+};
+struct cccl_stream {
+  cccl_stream(cudaStream_t s) : stream(s) {}
+  cudaStream_t get() const { return stream; }
+  cudaStream_t stream;
+};
+template <class Resource, class Stream> struct older_ref {
+  Resource* to;
+  void* allocate(std::size_t bytes, std::size_t alignment) { return to->allocate(bytes, alignment); }
+  void deallocate(void* p, std::size_t bytes, std::size_t alignment) { to->deallocate(p, bytes, alignment); }
+  void* allocate_async(std::size_t bytes, std::size_t alignment, Stream s) {
+    return to->allocate_async(bytes, alignment, s);
+  }
+  void deallocate_async(void* p, std::size_t bytes, std::size_t alignment, Stream s) {
+    to->deallocate_async(p, bytes, alignment, s);
+  }
+  friend bool operator==(const older_ref&, const older_ref&) = default;
+};
+template <class Resource, class Stream> struct newer_ref {
+  Resource* to;
+  void* allocate_sync(std::size_t bytes, std::size_t alignment) { return to->allocate_sync(bytes, alignment); }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    to->deallocate_sync(p, bytes, alignment);
+  }
+  void* allocate(Stream s, std::size_t bytes, std::size_t alignment) { return to->allocate(s, bytes, alignment); }
+  void deallocate(Stream s, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    to->deallocate(s, p, bytes, alignment);
+  }
+  friend bool operator==(const newer_ref&, const newer_ref&) = default;
+};
+
+// As CCCL after 3.0 words its concepts.
+template <class R>
+concept synchronous_resource = std::equality_comparable<R> && requires(R& r, void* p, std::size_t n) {
+  { r.allocate_sync(n, n) } -> std::same_as<void*>;
+  { r.deallocate_sync(p, n, n) } noexcept -> std::same_as<void>;
+};
+template <class R, class Stream>
+concept stream_resource = synchronous_resource<R> && requires(R& r, Stream s, void* p, std::size_t n) {
+  { r.allocate(s, n, n) } -> std::same_as<void*>;
+  { r.deallocate(s, p, n, n) } noexcept -> std::same_as<void>;
+};
+
+// Takes no heed of alignments, as RMM's cuda_memory_resource doesn't, and throws what the standard does.
+struct careless {
+  hd::tracking<hd::cuda_device> from{};
+  void* allocate_sync(std::size_t bytes, std::size_t) {
+    if (bytes > 1 << 20) throw std::bad_alloc();
+    return from.allocate_sync(bytes, 256);
+  }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t) noexcept { from.deallocate_sync(p, bytes, 256); }
+  void* allocate(cudaStream_t, std::size_t bytes, std::size_t a) { return allocate_sync(bytes, a); }
+  void deallocate(cudaStream_t, void* p, std::size_t bytes, std::size_t a) noexcept { deallocate_sync(p, bytes, a); }
+};
+
+struct on_device {};
+using bridged_pool = hd::cuda_mr_over<hd::queue_pool<hd::cuda_order, hd::cuda_device>, on_device>;
+static_assert(stream_resource<bridged_pool, cccl_stream> && stream_resource<bridged_pool, rmm_stream>);
+template <class Property>
+concept bridged_has = requires(const bridged_pool& r, Property p) { get_property(r, p); };
+static_assert(bridged_has<on_device> && !bridged_has<int>);
+
+#ifdef HEDDLE_TEST_CCCL
+using device = cuda::mr::device_accessible;
+using both = hd::cuda_mr_over<hd::fallback<hd::cuda_managed, hd::cuda_pinned>, device, cuda::mr::host_accessible>;
+static_assert(cuda::mr::async_resource_with<both, device, cuda::mr::host_accessible>);
+static_assert(cuda::mr::resource_with<both, device, cuda::mr::host_accessible>);
+static_assert(!cuda::mr::resource_with<hd::cuda_mr_over<hd::cuda_device, device>, cuda::mr::host_accessible>);
+static_assert(stream_resource<both, cuda::stream_ref>);
+static_assert(hd::resource<hd::from_cuda_mr<cuda::mr::async_resource_ref<device>>, queue>);
+#endif
+
+}  // namespace memory_test
+
+TEST_CASE("memory: a resource of ours under the names of cuda::mr, and back") {
+  stream q;
+  hd::tracking below{hd::cuda_device{}};
+  {
+    bridged_pool over{hd::queue_pool{hd::cuda_order{}, hd::cuda_device{}, {.max = 1 << 20}}};
+    CHECK(over == bridged_pool{over});
+    obeys_the_rules(hd::from_cuda_mr{older_ref<bridged_pool, rmm_stream>{&over}});
+    obeys_the_rules(hd::from_cuda_mr{older_ref<bridged_pool, cccl_stream>{&over}});
+    obeys_the_rules(hd::from_cuda_mr{newer_ref<bridged_pool, rmm_stream>{&over}});
+    obeys_the_rules(hd::from_cuda_mr{newer_ref<bridged_pool, cccl_stream>{&over}});
+    obeys_the_rules(hd::from_cuda_mr{over});
+#ifdef HEDDLE_TEST_CCCL
+    hd::cuda_mr_over<hd::cuda_device, device> plain{hd::cuda_device{}};
+    obeys_the_rules(hd::from_cuda_mr{cuda::mr::async_resource_ref<device>{plain}});
+#endif
+    obeys_the_rules(hd::from_cuda_mr{careless{below}});
+  }
+  CHECK(below.live() == 0);
+  CHECK(below.bytes() == 0);  // what was taken for an alignment went back with its size
 }

@@ -47,11 +47,13 @@ class cuda_async {
     state& s = *state_;
     return s.moved.allocate(
         bytes, alignment, [&](std::size_t n) { return s.take(n, q.stream); },
-        [&](void* p) noexcept { static_cast<void>(cudaFreeAsync(p, q.stream)); });
+        [&](void* p, std::size_t) noexcept { static_cast<void>(cudaFreeAsync(p, q.stream)); });
   }
   /// Gives memory back once earlier work of `q` is done.
-  void deallocate(cuda_order::queue q, void* p, std::size_t /*bytes*/, std::size_t /*alignment*/) noexcept {
-    if (p) static_cast<void>(cudaFreeAsync(state_->moved.original(p), q.stream));
+  void deallocate(cuda_order::queue q, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (!p) return;
+    state_->moved.restore(p, bytes, alignment);
+    static_cast<void>(cudaFreeAsync(p, q.stream));
   }
   /// Memory usable at once; waits for the device to have it.
   void* allocate_sync(std::size_t bytes, std::size_t alignment) {

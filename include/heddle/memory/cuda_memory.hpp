@@ -41,11 +41,13 @@ template <class Kind> class cuda_plain {
           check_cuda(Kind::name, code);
           return p;
         },
-        [](void* p) noexcept { Kind::give(p); });
+        [](void* p, std::size_t) noexcept { Kind::give(p); });
   }
   /// Gives memory back; waits for the device.
-  void deallocate_sync(void* p, std::size_t /*bytes*/, std::size_t /*alignment*/) noexcept {
-    if (p) Kind::give(moved_->original(p));
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (!p) return;
+    moved_->restore(p, bytes, alignment);
+    Kind::give(p);
   }
   /// As `allocate_sync`.
   void* allocate(cuda_order::queue, std::size_t bytes, std::size_t alignment) {

@@ -22,30 +22,29 @@ class over_aligned {
   template <class Take, class Give> void* allocate(std::size_t bytes, std::size_t alignment, Take&& take, Give&& give) {
     void* p = take(bytes);
     if (alignment <= promised_ || reinterpret_cast<std::uintptr_t>(p) % alignment == 0) return p;
-    give(p);
-    p = take(bytes + alignment - promised_);
-    const std::size_t skip = (0 - reinterpret_cast<std::uintptr_t>(p)) & (alignment - 1);
-    if (skip == 0) return p;
-    void* const moved = static_cast<std::byte*>(p) + skip;
+    give(p, bytes);
+    const std::size_t more = bytes + alignment - promised_;
+    p = take(more);
+    void* const moved = static_cast<std::byte*>(p) + ((0 - reinterpret_cast<std::uintptr_t>(p)) & (alignment - 1));
     try {
       std::lock_guard lock(mutex_);
       begins_[moved] = p;
     } catch (...) {
-      give(p);
+      give(p, more);
       throw;
     }
     return moved;
   }
 
-  // What was taken for this block, which then is known no more.
-  void* original(void* p) noexcept {
-    if (reinterpret_cast<std::uintptr_t>(p) % (2 * promised_) != 0) return p;
+  // Turns a block into what was taken for it, and forgets it.
+  void restore(void*& p, std::size_t& bytes, std::size_t alignment) noexcept {
+    if (alignment <= promised_) return;
     std::lock_guard lock(mutex_);
     const auto found = begins_.find(p);
-    if (found == begins_.end()) return p;
-    void* const begin = found->second;
+    if (found == begins_.end()) return;
+    p = found->second;
+    bytes += alignment - promised_;
     begins_.erase(found);
-    return begin;
   }
 
  private:
