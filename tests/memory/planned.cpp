@@ -186,6 +186,7 @@ TEST_CASE("planned: a plan is saved and loaded; a damaged one is refused and cha
   hd::tracking upstream{hd::host_resource{}};
   hd::planned second{upstream};
   second.load(path);
+  second.begin_step();  // changes nothing: the next step is replayed
   CHECK(second.replaying());
   CHECK(second.plan().offsets == first.plan().offsets);
   CHECK(second.plan().peak == first.plan().peak);
@@ -214,4 +215,29 @@ TEST_CASE("planned: a plan is saved and loaded; a damaged one is refused and cha
   std::filesystem::remove(path);
   CHECK_THROWS_AS(second.load(path), hd::file_error);
   CHECK(second.plan().offsets == first.plan().offsets);
+}
+
+TEST_CASE("planned: a plan with live blocks is not replaced", "[memory][planned]") {
+  const std::string path = (std::filesystem::temp_directory_path() / "heddle_planned_live").string();
+  hd::planned memory{hd::host_resource{}};
+  for (int k = 0; k < 3; ++k) {
+    memory.begin_step();
+    void* const a = memory.allocate_sync(100, 8);
+    void* const b = memory.allocate_sync(50, 8);
+    if (k > 0) {
+      memory.save(path);
+      CHECK_THROWS_AS(memory.load(path), hd::argument_error);
+    }
+    memory.deallocate_sync(a, 100, 8);
+    if (k == 2) {
+      void* const other = memory.allocate_sync(7, 8);  // a deviation while b lives
+      CHECK(memory.deviations() == 1);
+      CHECK_THROWS_AS(memory.load(path), hd::argument_error);
+      memory.deallocate_sync(other, 7, 8);
+    }
+    memory.deallocate_sync(b, 50, 8);
+  }
+  memory.load(path);
+  CHECK(memory.replaying());
+  std::filesystem::remove(path);
 }

@@ -56,51 +56,28 @@ template <class Upstream = host_resource> class planned {
   explicit planned(Upstream upstream = Upstream{}, search_limits limits = {.seconds = 0})
       : state_(std::make_shared<state>(std::move(upstream), limits)) {}
 
-  /// @brief A step begins here, and the one before it ends. Plans after a recorded step.
+  /// @brief A step begins here, and the one before it ends. Plans after a recorded step. A step without a call is none.
   /// Throws: memory_error where the upstream has no room for the plan's block; the next step is recorded again then.
   void begin_step() { state_->begin_step(); }
 
   /// A block, usable at once.
   void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    state& s = *state_;
-    if (s.now == phase::replaying && bytes != 0) {
-      if (s.next < s.calls.size()) {
-        const call& c = s.calls[s.next];
-        if (c.bytes == bytes && c.alignment == alignment) {
-          ++s.next;
-          if (c.offset != state::outside) {
-            ++s.live;
-            return s.base + c.offset;
-          }
-          return s.upstream.allocate_sync(bytes, alignment);
-        }
-      }
-      s.deviate("allocates", bytes);
+    const call* const c = state_->next;
+    if (c->taken && c->bytes == bytes && c->alignment == alignment) {
+      state_->next = c + 1;
+      return c->taken;
     }
-    void* const p = s.upstream.allocate_sync(bytes, alignment);
-    if (p && s.now == phase::recording) s.record_allocation(p, bytes, alignment);
-    return p;
+    return state_->allocate(bytes, alignment);
   }
 
   /// Gives a block back.
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (!p) return;
-    state& s = *state_;
-    const bool mine = s.base && reinterpret_cast<std::uintptr_t>(p) - reinterpret_cast<std::uintptr_t>(s.base) < s.held;
-    if (s.now == phase::replaying && mine) {
-      if (s.next < s.calls.size() && s.calls[s.next].bytes == 0 &&
-          s.base + s.calls[s.next].offset == static_cast<std::byte*>(p)) {
-        ++s.next;
-      } else {
-        s.deviate("gives back", bytes);
-      }
-    }
-    if (mine) {
-      --s.live;
-      return;
-    }
-    if (s.now == phase::recording) s.record_deallocation(p);
-    s.upstream.deallocate_sync(p, bytes, alignment);
+    const call* const c = state_->next;
+    if (c->given == p)
+      state_->next = c + 1;
+    else
+      state_->deallocate(static_cast<std::byte*>(p), bytes, alignment);
   }
 
   /// As `allocate_sync`: the host's queue does everything at once.
@@ -137,8 +114,15 @@ template <class Upstream = host_resource> class planned {
  private:
   enum class phase { idle, recording, replaying, deviating };
 
-  // A recorded call: an allocation, or with 0 bytes the deallocation of the block at the offset.
+  // A recorded call: an allocation of so many bytes, or with 0 bytes the deallocation of a block. `taken` and `given`
+  // are the addresses in the plan's block; both are null for an allocation outside of it and behind the last call.
   struct call {
+    std::size_t bytes, alignment;
+    std::byte *taken, *given;
+  };
+
+  // The same in a file.
+  struct saved_call {
     std::size_t bytes, alignment, offset;
   };
 
@@ -161,16 +145,53 @@ template <class Upstream = host_resource> class planned {
       held = 0;
     }
 
+    void* allocate(std::size_t bytes, std::size_t alignment) {
+      if (now == phase::replaying && bytes != 0) {
+        if (next != last() && next->bytes == bytes && next->alignment == alignment)  // one that outlived its step
+          ++next;
+        else
+          deviate("allocates", bytes);
+      }
+      void* const p = upstream.allocate_sync(bytes, alignment);
+      if (p && now == phase::recording) record_allocation(p, bytes, alignment);
+      return p;
+    }
+
+    void deallocate(std::byte* p, std::size_t bytes, std::size_t alignment) noexcept {
+      if (base && reinterpret_cast<std::uintptr_t>(p) - reinterpret_cast<std::uintptr_t>(base) < held) {
+        if (now == phase::replaying) deviate("gives back", bytes);
+        --live;
+        return;
+      }
+      if (now == phase::recording) record_deallocation(p);
+      upstream.deallocate_sync(p, bytes, alignment);
+    }
+
+    // Blocks of the plan that are live.
+    std::size_t live_now() const noexcept {
+      std::size_t n = live;
+      if (now != phase::replaying) return n;
+      for (const call* c = calls.data(); c != next; ++c) n += (c->taken != nullptr) - (c->given != nullptr);
+      return n;
+    }
+
+    // Behind the last call.
+    const call* last() const noexcept { return calls.data() + calls.size() - 1; }
+    // Where no call is replayed.
+    void stop_replay() noexcept { next = last(); }
+
     void begin_step() {
-      if (now == phase::replaying && next != calls.size()) deviate("ends early and leaves", 0);
+      if (now == phase::replaying && next != last() && next != calls.data()) deviate("ends early and leaves", 0);
       const phase ended = std::exchange(now, phase::idle);
       if (ended == phase::recording) make_plan();
-      next = 0;
+      stop_replay();
       // Blocks of an old plan that are still live: wait until they are gone.
-      if (ended == phase::recording || ended == phase::replaying)
+      if (ended == phase::recording || ended == phase::replaying) {
         now = phase::replaying;
-      else if (live == 0)
+        next = calls.data();
+      } else if (live == 0) {
         begin_recording();
+      }
     }
 
     void begin_recording() {
@@ -214,13 +235,7 @@ template <class Upstream = host_resource> class planned {
 
     // Takes a plan over, all or nothing.
     void adopt(const std::vector<recorded>& from, std::size_t moments, memory_plan made, std::vector<lifetime> placed) {
-      std::vector<call> by_moment(moments, call{0, 0, outside});
-      std::size_t k = 0;
-      for (const recorded& r : from) {
-        const std::size_t offset = r.death == outside ? outside : made.offsets[k++];
-        by_moment[r.birth] = {r.bytes, r.alignment, offset};
-        if (r.death != outside) by_moment[r.death] = {0, r.alignment, offset};
-      }
+      std::vector<call> by_moment(moments + 1, call{});
       std::byte* block = nullptr;
       if (made.peak > held) {
         block = static_cast<std::byte*>(upstream.allocate_sync(made.peak, detail::max_alignment));
@@ -230,37 +245,50 @@ template <class Upstream = host_resource> class planned {
         base = block;
         held = made.peak;
       }
+      std::size_t k = 0;
+      for (const recorded& r : from) {
+        std::byte* const at = r.death == outside ? nullptr : base + made.offsets[k++];
+        by_moment[r.birth] = {r.bytes, r.alignment, at, nullptr};
+        if (at) by_moment[r.death] = {0, r.alignment, nullptr, at};
+      }
       calls = std::move(by_moment);
+      stop_replay();
       plan = std::move(made);
       lifetimes = std::move(placed);
     }
 
     void deviate(const char* what, std::size_t bytes) noexcept {
+      const std::ptrdiff_t done = next - calls.data();
+      live = live_now();
       now = phase::deviating;
+      stop_replay();
       ++deviations;
       try {
-        last_deviation = "call " + std::to_string(next) + " of a step of " + std::to_string(calls.size()) +
+        last_deviation = "call " + std::to_string(done) + " of a step of " + std::to_string(calls.size() - 1) +
                          ": the step " + what + " " + std::to_string(bytes) + " bytes";
       } catch (const std::bad_alloc&) {  // the text is lost, the count isn't
       }
     }
 
     void save(const std::string& path) const {
-      if (calls.empty()) {
+      if (calls.size() == 1) {
         throw argument_error("heddle::planned::save: there is no plan yet; record a step first");
       }
       archive_writer out;
       out.put(std::string("heddle::planned 1"));
-      out.put(static_cast<std::uint64_t>(calls.size()));
-      for (const call& c : calls) out.put(c);
+      out.put(static_cast<std::uint64_t>(calls.size() - 1));
+      for (const call* c = calls.data(); c != last(); ++c) {
+        const std::byte* const at = c->taken ? c->taken : c->given;
+        out.put(saved_call{c->bytes, c->alignment, at ? static_cast<std::size_t>(at - base) : outside});
+      }
       out.put(static_cast<std::uint64_t>(plan.peak));
       out.put(static_cast<std::uint64_t>(plan.lower_bound));
       out.write(path);
     }
 
     void load(const std::string& path) {
-      if (live != 0) {
-        throw argument_error("heddle::planned::load: " + std::to_string(live) + " blocks of the present plan are live");
+      if (const std::size_t n = live_now(); n != 0) {
+        throw argument_error("heddle::planned::load: " + std::to_string(n) + " blocks of the present plan are live");
       }
       archive_reader in(path);
       if (in.get_string() != "heddle::planned 1") in.refuse("it is not a memory plan");
@@ -270,7 +298,8 @@ template <class Upstream = host_resource> class planned {
       std::vector<std::size_t> offsets;            // of each, `outside` for those that outlive their step
       std::map<std::size_t, std::size_t> live_at;  // the block at an offset
       for (std::size_t m = 0; m < count; ++m) {
-        const auto c = in.template get<call>();
+        const auto c = in.template get<saved_call>();
+        if (!detail::is_alignment(c.alignment) && c.bytes) in.refuse("an alignment is no power of two");
         if (c.bytes) {
           if (c.offset != outside && !live_at.emplace(c.offset, found.size()).second)
             in.refuse("two blocks share a place");
@@ -294,15 +323,17 @@ template <class Upstream = host_resource> class planned {
       if (!is_valid(made, std::span<const lifetime>(placed))) in.refuse("its blocks overlap");
       adopt(found, count, std::move(made), placed);
       now = phase::replaying;
-      next = 0;
+      next = calls.data();
     }
 
     Upstream upstream;
     search_limits limits;
     phase now = phase::idle;
     std::byte* base = nullptr;  // the block of the plan
-    std::size_t held = 0, live = 0, next = 0;
-    std::vector<call> calls;
+    std::size_t held = 0;
+    std::size_t live = 0;             // blocks of the plan, while it is not replayed
+    std::vector<call> calls{call{}};  // and an empty one behind them
+    const call* next = calls.data();  // the one that comes next; the last, which nothing equals, while none is replayed
     memory_plan plan;
     std::vector<lifetime> lifetimes;
     std::vector<recorded> trace;
