@@ -6,16 +6,18 @@
 // wants: libjemalloc-dev jemalloc/jemalloc.h
 // links: dl
 //
-// Replays two traces: a step of the GPT example, recorded, and a random one with the same number of live blocks. Prints
-// its lines itself:
+// Replays traces: a step of the GPT example, recorded; a random one; one of each size class, of blocks up to a quarter
+// larger. Prints its lines itself:
 //   RATIO <resource>.<peer>.<trace> <ours> <peer> ns <peer / ours>      a pair of calls, median of interleaved runs
-//   RATIO <resource>.bound.<trace> <peak> <lower bound> bytes <lower bound / peak>
+//   RATIO planned.<peer>.<trace>.net ...                                less the replay with the plan's addresses at
+//   hand RATIO <resource>.bound.<trace> <peak> <lower bound> bytes <lower bound / peak>
 #include <heddle/memory/arena.hpp>
 #include <heddle/memory/host_resource.hpp>
 #include <heddle/memory/logging.hpp>
 #include <heddle/memory/planned.hpp>
 #include <heddle/memory/pmr.hpp>
 #include <heddle/memory/pool.hpp>
+#include <heddle/memory/queue_pool.hpp>
 #include <heddle/memory/tracking.hpp>
 #include <heddle/recompute/chain.hpp>
 #include <heddle/recompute/none.hpp>
@@ -80,8 +82,8 @@ trace gpt_step() {
   return from_lifetimes("gpt", memory.lifetimes());
 }
 
-// Blocks of 64 bytes to 256 KiB, log-uniform, about 100 of them live.
-trace random_trace() {
+// Blocks of a size each, about half of `most` live at a time, which end in any order.
+template <class Size> trace random_trace(std::string name, std::size_t blocks, std::size_t most, Size&& size) {
   std::mt19937 random(1);
   std::vector<hd::lifetime> all;
   std::vector<std::size_t> live;
@@ -91,13 +93,13 @@ trace random_trace() {
     live[k] = live.back();
     live.pop_back();
   };
-  for (int i = 0; i < 2000; ++i) {
-    if (live.size() >= 200 || (!live.empty() && random() % 200 < live.size())) end(random() % live.size());
+  while (all.size() < blocks) {
+    if (live.size() >= most || (!live.empty() && random() % most < live.size())) end(random() % live.size());
     live.push_back(all.size());
-    all.push_back({now++, 0, std::size_t{64} << random() % 12 | random() % 64});
+    all.push_back({now++, 0, size(random)});
   }
   while (!live.empty()) end(live.size() - 1);
-  return from_lifetimes("random", all);
+  return from_lifetimes(std::move(name), all);
 }
 
 // One replay after the other; touches the first byte of each block, as any use would.
@@ -111,6 +113,15 @@ template <class Take, class Give> void replay(const trace& t, std::vector<void*>
     }
   }
 }
+
+// The calls of one queue.
+struct by_queue {
+  hd::queue_pool<hd::host, hd::host_resource> memory;
+  void* allocate_sync(std::size_t bytes, std::size_t alignment) { return memory.allocate({}, bytes, alignment); }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    memory.deallocate({}, p, bytes, alignment);
+  }
+};
 
 struct contender {
   std::string name;
@@ -164,6 +175,7 @@ void measure(const trace& t) {
   hd::planned planned{under_planned, {.seconds = 1}};
   add_resource("planned", planned, [](auto& m) { m.begin_step(); });
   add_resource("pool", hd::pool{under_pool}, nothing);
+  add_resource("queue_pool", by_queue{hd::queue_pool{hd::host{}, hd::host_resource{}}}, nothing);
   add_resource("arena", hd::arena{under_arena}, nothing);
   add("malloc", false, [](std::size_t n) { return std::malloc(n); }, [](void* p) { std::free(p); });
   void* const library = dlopen("libjemalloc.so.2", RTLD_NOW | RTLD_LOCAL);
@@ -186,6 +198,17 @@ void measure(const trace& t) {
                    }
                  }});
 
+  // What the replay itself costs, with the addresses that `planned` gives.
+  for (int warm = 0; warm < 3; ++warm) all.front().step();
+  const std::vector<void*> addresses = blocks;
+  all.push_back({"replay", false, [&]() {
+                   for (const call& c : t.calls) {
+                     if (!c.bytes) continue;
+                     blocks[c.block] = addresses[c.block];
+                     *static_cast<volatile char*>(blocks[c.block]) = 1;
+                   }
+                 }});
+
   const auto pairs = static_cast<double>(t.blocks);
   for (int warm = 0; warm < 3; ++warm) {
     for (contender& c : all) c.step();
@@ -203,8 +226,13 @@ void measure(const trace& t) {
   for (const contender& ours : all) {
     if (!ours.ours) continue;
     for (const contender& peer : all) {
-      if (!peer.ours)
-        ratio(ours.name + "." + peer.name + "." + t.name, median(ours.nanoseconds), median(peer.nanoseconds), "ns");
+      if (peer.name == "replay" || peer.ours) continue;
+      const std::string name = ours.name + "." + peer.name + "." + t.name;
+      const double mine = median(ours.nanoseconds), theirs = median(peer.nanoseconds);
+      ratio(name, mine, theirs, "ns");
+      if (ours.name != "planned") continue;
+      const double replayed = median(all.back().nanoseconds);
+      ratio(name + ".net", std::max(0.1, mine - replayed), theirs - replayed, "ns");
     }
   }
   const auto bound = static_cast<double>(t.lower_bound);
@@ -221,10 +249,19 @@ int main(int count, char** arguments) {
     std::fprintf(stderr, "usage: allocator JSON\n");
     return 2;
   }
-  mallopt(M_MMAP_THRESHOLD, 1 << 30);  // else malloc maps large blocks each time, at some microseconds each
-  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  // Else malloc maps large blocks each time, at some microseconds each. 32 MiB is the most that glibc takes.
+  if (!mallopt(M_MMAP_THRESHOLD, 32 << 20) || !mallopt(M_TRIM_THRESHOLD, 1 << 30)) std::abort();
   measure(gpt_step());
-  measure(random_trace());
+  measure(
+      random_trace("random", 2000, 200, [](auto& random) { return std::size_t{64} << random() % 12 | random() % 64; }));
+  const auto of_class = [](std::size_t bytes) {
+    return [bytes](auto& random) { return bytes + random() % (bytes / 256 + 1) * 64; };
+  };
+  measure(random_trace("64B", 2000, 200, of_class(64)));
+  measure(random_trace("1KiB", 2000, 200, of_class(1024)));
+  measure(random_trace("16KiB", 2000, 200, of_class(16384)));
+  measure(random_trace("256KiB", 1000, 100, of_class(262144)));
+  measure(random_trace("4MiB", 500, 50, of_class(4194304)));
   std::FILE* const file = std::fopen(arguments[1], "w");
   if (!file) {
     std::fprintf(stderr, "allocator: cannot write %s\n", arguments[1]);
