@@ -6,11 +6,11 @@
 // wants: libjemalloc-dev jemalloc/jemalloc.h
 // links: dl
 //
-// Replays traces: a step of the GPT example, recorded; a random one; one of each size class, of blocks up to a quarter
-// larger. Prints its lines itself:
-//   RATIO <resource>.<peer>.<trace> <ours> <peer> ns <peer / ours>      a pair of calls, median of interleaved runs
-//   RATIO planned.<peer>.<trace>.net ...                                less the replay with the plan's addresses at
-//   hand RATIO <resource>.bound.<trace> <peak> <lower bound> bytes <lower bound / peak>
+// Replays traces: a step of the GPT example, recorded; a random one; for each size class one with blocks of one size.
+// Prints its lines itself:
+//   RATIO <resource>.<peer>.<trace> <ours> <peer> ns <peer / ours>   a pair of calls, median of interleaved runs
+//   RATIO planned.<peer>.<trace>.net ...                             less the replay with the addresses at hand
+//   RATIO <resource>.bound.<trace> <peak> <lower bound> bytes <lower bound / peak>
 #include <heddle/memory/arena.hpp>
 #include <heddle/memory/host_resource.hpp>
 #include <heddle/memory/logging.hpp>
@@ -172,7 +172,7 @@ void measure(const trace& t) {
   };
   const auto nothing = [](auto&) {};
   hd::tracking under_planned{hd::host_resource{}}, under_pool{hd::host_resource{}}, under_arena{hd::host_resource{}};
-  hd::planned planned{under_planned, {.seconds = 1}};
+  hd::planned planned{under_planned, {.seconds = 3}};
   add_resource("planned", planned, [](auto& m) { m.begin_step(); });
   add_resource("pool", hd::pool{under_pool}, nothing);
   add_resource("queue_pool", by_queue{hd::queue_pool{hd::host{}, hd::host_resource{}}}, nothing);
@@ -254,9 +254,7 @@ int main(int count, char** arguments) {
   measure(gpt_step());
   measure(
       random_trace("random", 2000, 200, [](auto& random) { return std::size_t{64} << random() % 12 | random() % 64; }));
-  const auto of_class = [](std::size_t bytes) {
-    return [bytes](auto& random) { return bytes + random() % (bytes / 256 + 1) * 64; };
-  };
+  const auto of_class = [](std::size_t bytes) { return [bytes](auto&) { return bytes; }; };
   measure(random_trace("64B", 2000, 200, of_class(64)));
   measure(random_trace("1KiB", 2000, 200, of_class(1024)));
   measure(random_trace("16KiB", 2000, 200, of_class(16384)));

@@ -278,6 +278,20 @@ TEST_CASE("lifetimes: a damaged table is refused by line") {
   CHECK(names_line("id,lower,upper,size,gaps\na,0,9,8,8-10\n", 2));
 }
 
+TEST_CASE("search_plan: many unlike buffers are packed closer than in any greedy order", "[memory][plan]") {
+  std::mt19937 random(5);
+  std::vector<hd::lifetime> all;
+  for (std::size_t i = 0; i < 500; ++i) {
+    const std::size_t first = random() % 1000;
+    all.push_back({first, first + 1 + random() % 200, (std::size_t{64} << random() % 12) + 64 * (random() % 64), 64});
+  }
+  const hd::memory_plan greedy = hd::plan_memory(view(all));
+  const hd::memory_plan p = hd::search_plan(view(all), {.seconds = 100, .nodes = 0});
+  CHECK(hd::is_valid(p, view(all)));
+  CHECK(p.lower_bound == greedy.lower_bound);
+  CHECK(p.gap() < 0.7 * greedy.gap());
+}
+
 TEST_CASE("memory map: one box per lifetime that takes room") {
   const lifetimes x{{0, 2, 8}, {1, 3, 8}, {1, 1, 8}, {1, 2, 0}};
   std::ostringstream out;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <heddle/memory/detail/offset_search.hpp>
+#include <heddle/memory/detail/reorder_search.hpp>
 #include <heddle/memory/plan.hpp>
 
 #include <chrono>
@@ -34,12 +35,13 @@ constexpr std::uint64_t luby(std::uint64_t i) noexcept {
 }
 }  // namespace detail
 
-/// @brief The best plan that can be found within limits: greedy plans first, then a branch-and-bound search.
+/// @brief The best plan that can be found within limits: greedy plans first, then greedy plans in orders that are
+/// improved until that helps no more, then a branch-and-bound search.
 ///
 /// Anytime: it always has a valid plan, reports each better one, and stops at a target, at the lower bound, or at a
 /// limit. It searches below the target (or the lower bound), every fourth time half way between that and the best peak
-/// so far; a capacity proven too small raises the lower bound. The search is skipped above 4,096 buffers, where one
-/// descent takes too long; the greedy plans remain.
+/// so far; a capacity proven too small raises the lower bound. The branch-and-bound search is skipped above 4,096
+/// buffers, where one descent takes too long.
 ///
 /// State:  n^2 bits or so for n lifetimes that are all live together: a list of neighbours, 4 bytes a pair.
 /// @param lifetimes What to place. @param limits When to stop.
@@ -60,13 +62,21 @@ memory_plan search_plan(std::span<const Lifetime> lifetimes, const search_limits
   const auto take = [&](const std::vector<std::size_t>& offsets, std::size_t lower_bound) {
     memory_plan p = detail::finished_plan<memory_plan>(items, offsets);
     p.lower_bound = lower_bound;
-    if (!best.offsets.empty() && p.peak >= best.peak) return;
+    if (!best.offsets.empty() && p.peak >= best.peak) return false;
     best = std::move(p);
     improved(std::as_const(best));
+    return true;
   };
   const auto enough = [&] { return best.optimal() || best.peak <= limits.target; };
+  std::vector<std::uint32_t> best_order;
   for (const placement order : placements) {
-    take(detail::place_greedily(items, items.sorted(order)), items.lower_bound);
+    std::vector<std::uint32_t> sorted = items.sorted(order);
+    if (take(detail::place_greedily(items, sorted), items.lower_bound)) best_order = std::move(sorted);
+    if (enough() || search::clock::now() > end) return best;
+  }
+  detail::reorder_search<Lifetime> near(items, std::move(best_order), best.peak, limits.seed);
+  while (!near.tired()) {
+    if (near.place()) take(near.found(), items.lower_bound);
     if (enough() || search::clock::now() > end) return best;
   }
   if (items.list.size() > 4096) return best;
