@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: The Heddle authors
 // SPDX-License-Identifier: Apache-2.0
 #include <heddle/comm/throttled.hpp>
+#include <heddle/mode/zero1.hpp>
 
 #include "../trainer/support.hpp"
 
@@ -42,6 +43,7 @@ TEST_CASE("data_parallel over mpi trains bit for bit as on threads", "[threads]"
                   hd::sgd{.momentum = 0.9f});
   same_as_threads("local_sgd", hd::strategy{.topology = hd::halving_doubling{}, .mode = hd::local_sgd{.period = 4}},
                   hd::sgd{});
+  same_as_threads("torus_2d, zero1", hd::strategy{.topology = hd::torus_2d{}, .mode = hd::zero1{}}, hd::adamw{});
 }
 
 TEST_CASE("data_parallel over mpi through wrappers", "[threads]") {

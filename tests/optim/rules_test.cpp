@@ -1,6 +1,8 @@
 // SPDX-FileCopyrightText: The Heddle authors
 // SPDX-License-Identifier: Apache-2.0
 #include <heddle/optim/adamw.hpp>
+#include <heddle/optim/lamb.hpp>
+#include <heddle/optim/lars.hpp>
 #include <heddle/optim/sgd.hpp>
 
 #include "../support/catch.hpp"
@@ -63,4 +65,36 @@ TEST_CASE("adamw follows its definition, with bias correction from the first ste
   float* state[2] = {&m, &v};
   hd::adamw{}.update(&p, &g, state, 1, {.lr = 0.1f});
   CHECK(p == Approx(0.9f).epsilon(1e-5));  // the first step has length lr, whatever the gradient
+}
+
+TEST_CASE("a layerwise step is as long as the parameter says, whatever the gradient") {
+  for (const std::size_t n : {1u, 17u, 1025u, 10007u}) {
+    std::mt19937 random(4);
+    std::normal_distribution<float> normal;
+    std::vector<float> p(n), g(n), m(n), v(n);
+    for (float& x : p) x = normal(random);
+    for (float& x : g) x = 1e-3f * normal(random);
+    float* state[2] = {m.data(), v.data()};
+    const auto moved = [&](const std::vector<float>& q) {  // over the parameter's length
+      double d = 0.0, l = 0.0;
+      for (std::size_t i = 0; i < n; ++i) {
+        d += (static_cast<double>(p[i]) - q[i]) * (static_cast<double>(p[i]) - q[i]);
+        l += static_cast<double>(p[i]) * p[i];
+      }
+      return std::sqrt(d / l);
+    };
+    auto q = p;
+    hd::lars{.trust = 0.5f}.update(q.data(), g.data(), state, n, {.lr = 0.01f});
+    CHECK(moved(q) == Approx(0.005).epsilon(1e-4));
+    q = p;
+    std::fill(m.begin(), m.end(), 0.0f);
+    hd::lamb{.weight_decay = 0.1f}.update(q.data(), g.data(), state, n, {.lr = 0.01f});
+    CHECK(moved(q) == Approx(0.01).epsilon(1e-4));
+    q.assign(n, 0.0f);  // no length to go by: the ratio is 1
+    std::fill(m.begin(), m.end(), 0.0f);
+    hd::lars{}.update(q.data(), g.data(), state, n, {.lr = 0.01f});
+    CHECK(q[0] == -(0.01f * g[0]));
+  }
+  CHECK_THROWS_AS(hd::lars{.trust = 0.0f}.check(), hd::argument_error);
+  CHECK_THROWS_AS(hd::lamb{.eps = 0.0f}.check(), hd::argument_error);
 }

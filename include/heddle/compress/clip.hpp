@@ -3,24 +3,12 @@
 #pragma once
 
 #include <heddle/compress/concept.hpp>
+#include <heddle/core/detail/squares.hpp>
 
 #include <cmath>
 
 namespace heddle {
 inline namespace v0 {
-
-namespace detail {
-// Euclidean norm in double, in eight chains that the processor runs at once; the order is fixed.
-inline double norm_of(slice<const float> g) noexcept {
-  double sum[8] = {};
-  std::size_t i = 0;
-  for (; i + 8 <= g.count; i += 8) {
-    for (std::size_t k = 0; k < 8; ++k) sum[k] += static_cast<double>(g[i + k]) * g[i + k];
-  }
-  for (std::size_t k = 0; i < g.count; ++i, ++k) sum[k] += static_cast<double>(g[i]) * g[i];
-  return std::sqrt(((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7])));
-}
-}  // namespace detail
 
 /// @brief Clips each tensor's local gradient by its norm, before it is encoded.
 ///
@@ -47,7 +35,7 @@ struct clip {
   float scale(slice<const float> g, float before, const encode_context& x) const {
     check();
     const double limit = static_cast<double>(max_norm) * std::sqrt(static_cast<double>(x.ranks));
-    const double norm = detail::norm_of(g) * std::fabs(before);
+    const double norm = std::sqrt(detail::squares(g.data, g.count)) * std::fabs(before);
     return norm > limit ? static_cast<float>(before * (limit / norm)) : before;
   }
   /// "clip".

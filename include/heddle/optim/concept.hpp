@@ -59,5 +59,30 @@ concept has_update = requires(const Rule& r, float* p, const float* g, float* co
 template <class Rule>
 concept optimizer = has_state_slots<Rule> && has_update<Rule>;
 
+/// @brief Sums of squares over a tensor, or over a part of it, from which a layerwise rule takes its trust ratio.
+struct layer_squares {
+  double parameter = 0.0;  ///< Of the parameter before the step.
+  double direction = 0.0;  ///< Of what the rule would subtract from it at rate 1.
+
+  /// Adds another part of the tensor.
+  constexpr layer_squares& operator+=(const layer_squares& o) noexcept {
+    parameter += o.parameter;
+    direction += o.direction;
+    return *this;
+  }
+};
+
+/// @brief An update rule whose step length depends on norms of the whole tensor (LARS, LAMB).
+///
+/// Its step has two halves, so that the parts of a tensor may be on different ranks: `advance(p, g, state, n, x)` moves
+/// what doesn't depend on the norms and returns the part's squares; `apply(p, g, state, n, x, squares)` moves the rest,
+/// given the sum over all parts. `update` does both for a tensor that is here as a whole.
+template <class Rule>
+concept layerwise = optimizer<Rule> && requires(const Rule& r, float* p, const float* g, float* const* state,
+                                                std::size_t n, const update_context& x, const layer_squares& all) {
+  { r.advance(p, g, state, n, x) } -> std::same_as<layer_squares>;
+  r.apply(p, g, state, n, x, all);
+};
+
 }  // namespace v0
 }  // namespace heddle

@@ -38,7 +38,8 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   static_assert(
       optimizer<Optimizer>,
       "heddle::data_parallel: the fourth argument must be an update rule with slots and update(); see docs/optim.md");
-  static constexpr bool averages_gradients = mode_type::averages == average::gradients;
+  static constexpr bool averages_gradients = mode_type::averages != average::parameters;
+  static constexpr bool shards = averager::shards;
   static constexpr bool moves_momentum =
       averages_gradients && detail::owns_momentum<typename averager::compressor_type>;
   static_assert(
@@ -61,28 +62,19 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
         missing_(missing),
         groups_(tensors_.size()),
         decay_scales_(tensors_.size(), 1.0f),
-        state_(plan.memory, elements() * slots),
-        agreed_(plan.memory, averages_gradients ? 0 : elements()),
+        whole_(detail::whole(tensors_)),
+        agreed_(plan.memory, averages_gradients ? 0 : detail::extent(whole_)),
         average_(std::make_unique<averager>(plan_, comm, tensors_)),
+        update_(applied(), plan.memory, detail::extent(shards ? average_->pieces() : whole_), tensors_.size()),
         unwinding_(std::uncaught_exceptions()) {
-    std::fill(state_.begin(), state_.end(), 0.0f);
-    std::size_t at = 0;
-    for (const tensor& t : tensors_) {
-      offsets_.push_back(at);
-      at += t.count;
-      parameters_.push_back(static_cast<float*>(t.parameter));
-    }
+    for (const tensor& t : tensors_) parameters_.push_back(static_cast<float*>(t.parameter));
     const std::uint64_t mine = detail::fingerprint(tensors_, signature() + ", lanes " + std::to_string(plan_.lanes));
-    const auto all = detail::tell_all(average_->comm(), mine);
-    for (std::size_t r = 0; r < all.size(); ++r) {
-      if (all[r] == mine) continue;
-      throw comm_error("data_parallel", comm.rank(), static_cast<int>(r),
-                       "they bring tensors of different names, sizes or types, or different kinds of strategy");
-    }
+    detail::require_same(average_->comm(), mine,
+                         "they bring tensors of different names, sizes or types, or different kinds of strategy");
     average_->open_lanes();
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       broadcast(average_->comm(), std::span<float>(parameters_[i], tensors_[i].count));
-      if constexpr (!averages_gradients) std::copy_n(parameters_[i], tensors_[i].count, agreed_.data() + offsets_[i]);
+      if constexpr (!averages_gradients) std::copy_n(parameters_[i], tensors_[i].count, agreed(i));
     }
   }
 
@@ -139,10 +131,14 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   }
 
   /// @brief Waits for the exchange and updates the parameters.
-  /// Throws: argument_error for a rate that is negative or not finite, or naming a tensor that was never ready (with
-  /// unused::error); comm_error.
+  /// Throws: argument_error for a rate or limit that is negative or not finite, for a limit under a compressor that
+  /// sends packets, or naming a tensor that was never ready (with unused::error); comm_error.
   step_result step(const step_options& o) {
     detail::check_not_negative("data_parallel::step", "lr", o.lr);
+    detail::check_not_negative("data_parallel::step", "max_norm", o.max_norm);
+    if (averager::packets && o.max_norm > 0.0f)
+      throw argument_error("heddle::data_parallel::step: max_norm is " + std::to_string(o.max_norm) +
+                           ", allowed is 0, since this compressor holds gradients back; use clip{} | before it");
     if (!open_) begin();
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       if (ready_[i]) continue;
@@ -156,10 +152,11 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     open_ = false;
     if constexpr (averages_gradients) {
       average_->wait();
-      if (average_->any_joined()) detail::tell_all(average_->comm(), detail::announcement{.lr = o.lr});
-      return update_all(o.lr);
+      if (average_->any_joined())
+        detail::tell_all(average_->comm(), detail::announcement{.lr = o.lr, .max_norm = o.max_norm});
+      return update_all(o);
     } else {
-      return local_step(o.lr);
+      return local_step(o);
     }
   }
 
@@ -182,11 +179,11 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
         for (std::size_t i = 0; i < tensors_.size(); ++i) average_->ready(i);
         average_->wait();
         const auto told = detail::tell_all(average_->comm(), detail::announcement{.joined = 1});
-        float lr = 0.0f;
+        step_options o;
         for (const auto& t : told) {
-          if (!t.joined) lr = t.lr;
+          if (!t.joined) o = {t.lr, t.max_norm};
         }
-        update_all(lr);
+        update_all(o);
       }
       average_->settle(false);
     } else {
@@ -215,17 +212,10 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     r.control_bytes = t.control_bytes;
     r.messages = t.messages;
     r.elements_sent = average_->elements_sent();
-    r.state_bytes = state_.bytes() + agreed_.bytes() + average_->state_bytes();
+    r.state_bytes = update_.bytes() + agreed_.bytes() + average_->state_bytes();
     r.comm_seconds = average_->busy_seconds();
     r.exposed_seconds = average_->exposed_seconds();
-    using topology_type = typename averager::topology_type;
-    if constexpr (std::is_same_v<topology_type, native>)
-      r.executor = "native";
-    else if constexpr (has_name<topology_type>)
-      r.executor = "schedule: " + plan_.topology.name();
-    else
-      r.executor = "schedule";
-    if constexpr (averager::packets && !has_all_gather_schedule<topology_type>) r.executor += "; packets: ring";
+    r.executor = average_->executor();
     return r;
   }
 
@@ -243,7 +233,10 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     const detail::generation now{old.number + 1, static_cast<std::uint32_t>(comm.size())};
     detail::together all(comm, "save");
     const bool written = all.succeed([&] {
-      files.write_rank(now, comm.rank(), detail::pack(now, comm.rank(), signature(), counters(), tensors_, visitor()));
+      auto file = detail::pack(now, comm.rank(), signature(), counters(), tensors_, visitor());
+      if constexpr (shards)
+        detail::pack_shards(file, average_->pieces(), slots, [&](auto k, auto at) { return update_.state(k, at); });
+      files.write_rank(now, comm.rank(), file);
     });
     if (!written) files.remove_rank(now, comm.rank());
     all.check();
@@ -264,18 +257,11 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     require_closed("load");
     auto& comm = average_->comm();
     std::vector<detail::saved> old;
+    detail::shards state(shards ? average_->pieces() : whole_, shards ? slots : 0);
     detail::together all(comm, "load");
     all.succeed([&] {
-      const detail::checkpoint files(directory);
-      const detail::generation g = files.published();
-      const bool same = g.ranks == static_cast<std::uint32_t>(comm.size());
-      const int mine = comm.rank() % static_cast<int>(g.ranks);
-      for (int r = 0; r < static_cast<int>(g.ranks); ++r) {
-        if (r == mine || (!same && (averager::slots > 0 || !averages_gradients))) {
-          old.push_back(detail::unpack(files, g, r, r == mine, signature(), tensors_, visitor()));
-        }
-      }
-      if (!same) detail::share_out(old, comm.size(), tensors_, visitor());
+      old = detail::unpack_all(directory, comm.rank(), comm.size(), averager::slots > 0 || !averages_gradients,
+                               signature(), tensors_, visitor(), shards ? &state : nullptr);
     });
     all.check();
     const detail::saved& mine = *std::find_if(old.begin(), old.end(), [](const detail::saved& l) { return l.own; });
@@ -285,9 +271,12 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     done_.skipped = mine.counts.skipped;
     done_.meetings = mine.counts.meetings;
     detail::restore(mine, tensors_, visitor());
+    for (std::size_t k = 0; shards && k < slots; ++k)
+      std::copy_n(state.values(k), state.elements(), update_.state(k, 0));
   }
 
  private:
+  using applied_rule = std::conditional_t<moves_momentum, sgd, Optimizer>;  // sgd{}: the compressor has done the rest
   static constexpr std::size_t slots = moves_momentum ? 0 : static_cast<std::size_t>(Optimizer::slots);
 
   struct meeting {
@@ -319,12 +308,6 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
            std::to_string(slots) + " slots";
   }
 
-  std::size_t elements() const {
-    std::size_t n = 0;
-    for (const tensor& t : tensors_) n += t.count;
-    return n;
-  }
-
   detail::counters counters() const noexcept { return {steps_, clock_, done_.skipped, done_.meetings, drift_samples_}; }
 
   auto visitor() {
@@ -334,13 +317,16 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   // Every float that a checkpoint holds of tensor i: f(pointer, what it is).
   template <class Function> void each_state(std::size_t i, Function&& f) {
     f(static_cast<float*>(tensors_[i].parameter), detail::state_kind::parameter);
-    for (std::size_t k = 0; k < slots; ++k) f(rule_state(i, k), detail::state_kind::rule);
-    if constexpr (!averages_gradients) f(agreed_.data() + offsets_[i], detail::state_kind::agreed);
+    for (std::size_t k = 0; !shards && k < slots; ++k) f(update_.state(k, whole_[i].state), detail::state_kind::rule);
+    if constexpr (!averages_gradients) f(agreed(i), detail::state_kind::agreed);
     for (int k = 0; k < averager::slots; ++k) f(average_->state(i, k), detail::state_kind::held);
   }
 
-  float* rule_state(std::size_t i, std::size_t slot) noexcept {
-    return state_.data() + slot * (state_.size() / (slots ? slots : 1)) + offsets_[i];
+  applied_rule applied() const {
+    if constexpr (moves_momentum)
+      return {};
+    else
+      return rule_;
   }
 
   void announce(double samples, bool joined) {
@@ -355,55 +341,69 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
                     decay_scales_);
   }
 
-  void apply_rule(float lr) {
-    for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      float* state[slots ? slots : 1] = {};
-      for (std::size_t k = 0; k < slots; ++k) state[k] = rule_state(i, k);
-      const update_context x{lr * groups_[i].lr_scale, steps_, groups_[i].decay_scale};
-      const float* const g = static_cast<const float*>(tensors_[i].gradient);
-      if constexpr (moves_momentum)
-        sgd{}.update(parameters_[i], g, state, tensors_[i].count, x);
-      else
-        rule_.update(parameters_[i], g, state, tensors_[i].count, x);
+  // Applies the rule to a gradient of norm `norm`, by owner where norms of several ranks' parts are added up.
+  void apply_rule(const step_options& o, double norm) {
+    const bool by_owner = shards || (averages_gradients && (layerwise<Optimizer> || o.max_norm > 0.0f));
+    const std::vector<detail::piece>& pieces = by_owner ? average_->pieces() : whole_;
+    const float factor = o.max_norm > 0.0f && norm > o.max_norm ? static_cast<float>(o.max_norm / norm) : 1.0f;
+    const auto view = [&](const detail::piece& p) {
+      const group_options& g = groups_[p.tensor];
+      return detail::piece_view{
+          parameters_[p.tensor] + p.begin, gradient(p.tensor) + p.begin, {o.lr * g.lr_scale, steps_, g.decay_scale}};
+    };
+    update_.advance(averages_gradients ? &average_->comm() : nullptr, pieces, view, factor);
+    std::size_t bucket = 0;
+    for (const detail::piece& p : pieces) {
+      for (; shards && bucket < p.bucket; ++bucket) average_->gather(bucket);
+      update_.apply(p, view, factor);
     }
+    if constexpr (shards) {
+      for (; bucket < average_->buckets(); ++bucket) average_->gather(bucket);
+      average_->wait();
+    }
+    ++steps_;
   }
 
-  step_result update_all(float lr) {
-    const bool take = average_->counts();
+  float* agreed(std::size_t i) noexcept { return agreed_.data() + whole_[i].state; }
+  float* gradient(std::size_t i) const noexcept { return static_cast<float*>(tensors_[i].gradient); }
+
+  step_result update_all(const step_options& o) {
+    const double norm = shards || o.max_norm > 0.0f ? average_->norm() : 0.0;
+    const bool take = average_->counts() && std::isfinite(norm);
     average_->settle(take);
     if (!take) {
       ++done_.skipped;
-      return {.skipped = true};
+      return {.skipped = true, .norm = norm};
     }
-    apply_rule(lr);
-    ++steps_;
+    apply_rule(o, norm);
     ++done_.meetings;
-    return {.met = true};
+    return {.met = true, .norm = norm};
   }
 
-  step_result local_step(float lr) {
-    bool finite = true;
-    if (samples_ > 0.0) {  // without samples the gradient may hold anything
-      for (const tensor& t : tensors_) finite &= all_finite(static_cast<const float*>(t.gradient), t.count);
-      if (finite) {
-        apply_rule(lr);
-        drift_samples_ += samples_;
-        ++steps_;
-      } else {
-        ++done_.skipped;
-      }
+  step_result local_step(const step_options& o) {
+    const bool counted = samples_ > 0.0;  // without samples the gradient may hold anything
+    double squares = 0.0;
+    for (std::size_t i = 0; counted && i < tensors_.size(); ++i)
+      squares += detail::squares(gradient(i), tensors_[i].count);
+    const double norm = std::sqrt(squares);
+    const bool finite = std::isfinite(norm);
+    if (!finite) {
+      ++done_.skipped;
+    } else if (counted) {
+      apply_rule(o, norm);
+      drift_samples_ += samples_;
     }
-    if (!plan_.mode.meets(clock_++)) return {.skipped = !finite};
+    if (!plan_.mode.meets(clock_++)) return {.skipped = !finite, .norm = norm};
     const meeting m = meet(false);
-    return {.skipped = !finite, .met = m.taken, .reverted = m.counted && !m.taken};
+    return {.skipped = !finite, .met = m.taken, .reverted = m.counted && !m.taken, .norm = norm};
   }
 
   // Averages the differences from what was agreed last.
   meeting meet(bool joined) {
     announce(drift_samples_, joined);
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      const float *const old = agreed_.data() + offsets_[i], *const p = parameters_[i];
-      float* const d = static_cast<float*>(tensors_[i].gradient);
+      const float *const old = agreed(i), *const p = parameters_[i];
+      float* const d = gradient(i);
       for (std::size_t k = 0; k < tensors_[i].count; ++k) d[k] = old[k] - p[k];
       average_->ready(i);
     }
@@ -411,8 +411,8 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     const meeting m{average_->all_joined(), average_->counted(), average_->counts()};
     average_->settle(m.taken);
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      float *const old = agreed_.data() + offsets_[i], *const p = parameters_[i];
-      const float* const d = static_cast<const float*>(tensors_[i].gradient);
+      float *const old = agreed(i), *const p = parameters_[i];
+      const float* const d = gradient(i);
       for (std::size_t k = 0; k < tensors_[i].count; ++k) p[k] = old[k] = m.taken ? old[k] - d[k] : old[k];
     }
     done_.meetings += m.taken;
@@ -430,11 +430,11 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   unused missing_;
   std::vector<group_options> groups_;
   std::vector<float> decay_scales_;
-  std::vector<std::size_t> offsets_;
   std::vector<float*> parameters_;
-  buffer<float, typename averager::memory_type> state_;   // the rule's slots, one after the other
+  std::vector<detail::piece> whole_;                      // every tensor as one piece
   buffer<float, typename averager::memory_type> agreed_;  // parameters at the last meeting
   std::unique_ptr<averager> average_;
+  detail::piecewise<applied_rule, static_cast<int>(slots), typename averager::memory_type> update_;
   int unwinding_;
   bool open_ = false;
   double samples_ = 1.0;

@@ -21,7 +21,8 @@ struct group_options {
 
 /// @brief What an update needs.
 struct step_options {
-  float lr = 0.0f;  ///< Learning rate, the same on all ranks.
+  float lr = 0.0f;        ///< Learning rate, the same on all ranks.
+  float max_norm = 0.0f;  ///< Limit on the norm of the whole averaged gradient, the same on all ranks; 0: none.
 };
 
 /// @brief What a step did.
@@ -29,6 +30,7 @@ struct step_result {
   bool skipped = false;   ///< A gradient wasn't finite, or nobody had samples: no state has moved.
   bool met = false;       ///< Replicas met in this step.
   bool reverted = false;  ///< They met, but the average wasn't finite: all are back at what was agreed before.
+  double norm = 0.0;      ///< Of the whole gradient before clipping, where it was computed: with max_norm, or shards.
 };
 
 /// @brief What a data_parallel has done so far, on this rank.

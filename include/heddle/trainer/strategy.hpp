@@ -2,9 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <heddle/collective/all_reduce.hpp>
 #include <heddle/collective/buckets.hpp>
-#include <heddle/collective/mixed_radix.hpp>
+#include <heddle/collective/halves.hpp>
 #include <heddle/compress/none.hpp>
 #include <heddle/memory/host_resource.hpp>
 #include <heddle/mode/every_step.hpp>
@@ -22,6 +21,7 @@ inline constexpr bool is_topology = has_all_reduce_schedule<Topology> || std::is
 template <class Compressor> using last_part = std::remove_cvref_t<decltype(last_of(std::declval<const Compressor&>()))>;
 template <class Compressor> inline constexpr bool owns_momentum = requires { requires Compressor::owns_momentum; };
 template <class Mode> inline constexpr bool outer_momentum = requires { requires Mode::outer_momentum; };
+template <class Mode> inline constexpr bool shards_optimizer = requires { requires Mode::averages == average::shards; };
 }  // namespace detail
 
 /// @brief How a model is trained, chosen at compile time slot by slot.
@@ -59,6 +59,12 @@ struct strategy {
   static_assert(!(detail::owns_momentum<detail::last_part<Compressor>> && detail::outer_momentum<Mode>),
                 "heddle::strategy: .compressor corrects momentum itself, so .mode must not have an outer momentum; see "
                 "docs/compress.md");
+  static_assert(!detail::shards_optimizer<Mode> || has_owners<Topology>,
+                "heddle::strategy: .mode shards the optimizer, so .topology must leave each element on one owner, such "
+                "as ring{}; see docs/mode.md");
+  static_assert(!detail::shards_optimizer<Mode> || !packet_compressor<detail::last_part<Compressor>>,
+                "heddle::strategy: .mode shards the optimizer, so .compressor must be elementwise, such as none{} or "
+                "cast<>{}; see docs/mode.md");
   static_assert(std::is_same_v<Precision, full_precision>,
                 "heddle::strategy: .precision must be full_precision{}; see docs/trainer.md");
   static_assert(recompute::policy<Recompute>,

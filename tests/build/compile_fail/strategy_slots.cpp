@@ -9,9 +9,14 @@
 // EXPECT: heddle::strategy: .recompute must provide plan()
 // EXPECT: heddle::strategy: .memory must provide allocate()
 // EXPECT: heddle::strategy: .compressor must provide encode()
+// EXPECT: heddle::strategy: .mode shards the optimizer, so .topology must leave each element on one owner
+// EXPECT: heddle::strategy: .mode shards the optimizer, so .compressor must be elementwise
+#include <heddle/collective/tree.hpp>
 #include <heddle/compress/cast.hpp>
 #include <heddle/compress/clip.hpp>
+#include <heddle/compress/dgc.hpp>
 #include <heddle/mode/local_sgd.hpp>
+#include <heddle/mode/zero1.hpp>
 #include <heddle/recompute/sqrt.hpp>
 #include <heddle/trainer/strategy.hpp>
 
@@ -30,6 +35,8 @@ const auto legal = hd::strategy{.topology = hd::ring{},
                                 .recompute = hd::recompute::sqrt{},
                                 .memory = hd::host_resource{}};
 
+const auto sharded = hd::strategy{.topology = hd::native{}, .compressor = hd::cast<hd::float16>{}, .mode = hd::zero1{}};
+
 #if FAIL == 1
 const auto illegal = hd::strategy{.topology = hd::local_sgd{}};
 #elif FAIL == 2
@@ -44,4 +51,8 @@ const auto illegal = hd::strategy{.recompute = hd::ring{}};
 const auto illegal = hd::strategy{.memory = hd::ring{}};
 #elif FAIL == 7
 const auto illegal = hd::strategy{.compressor = half_a_compressor{}};
+#elif FAIL == 8
+const auto illegal = hd::strategy{.topology = hd::tree{}, .mode = hd::zero1{}};
+#elif FAIL == 9
+const auto illegal = hd::strategy{.compressor = hd::dgc{}, .mode = hd::zero1{}};
 #endif

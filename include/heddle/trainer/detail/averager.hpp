@@ -2,9 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <heddle/collective/gather.hpp>
+#include <heddle/collective/detail/pieces.hpp>
 #include <heddle/comm/counting.hpp>
-#include <heddle/memory/buffer.hpp>
+#include <heddle/core/detail/squares.hpp>
+#include <heddle/trainer/detail/tell.hpp>
 #include <heddle/trainer/detail/worker.hpp>
 #include <heddle/trainer/strategy.hpp>
 #include <heddle/trainer/tensor.hpp>
@@ -17,90 +18,17 @@ namespace heddle {
 inline namespace v0 {
 namespace detail {
 
-// What each rank tells the others when an exchange opens.
-struct announcement {
-  std::uint64_t exchange = 0;  // number of the exchange: the same on all ranks
-  std::uint64_t step = 0;      // what compressors count: the same on all ranks
-  std::uint64_t clock = 0;     // what the mode counts: the same on all ranks that have not joined
-  double samples = 0.0;        // weight of this rank's contribution
-  std::uint32_t joined = 0;    // has no more batches
-  float lr = 0.0f;             // for those who have joined
-};
-
-// Tells a small record to all ranks and gives theirs, in rank order. Keeps what it prepared, as all_reduce_plan does.
-template <class Record, class Comm, class Operation = operation> class tell_plan {
-  static_assert(std::is_trivially_copyable_v<Record>);
-
- public:
-  const std::vector<Record>& operator()(Comm& comm, const Record& mine) {
-    if (all_.empty()) {
-      all_.resize(static_cast<std::size_t>(comm.size()));
-      schedule_ = direct{}.all_gather(comm.rank(), comm.size(), equal_blocks(comm.size(), 1));
-      executor_.prepare(comm.rank(), schedule_, sizeof(Record));
-    }
-    all_[static_cast<std::size_t>(comm.rank())] = mine;
-    const header h = begin_call(comm, {operation_kind::control, dtype::other, 0, 0, 0, 1, sizeof(Record)});
-    executor_.run_prepared(comm, schedule_, 0, schedule_.rounds(), h, reinterpret_cast<std::byte*>(all_.data()),
-                           nullptr);
-    return all_;
-  }
-
-  // What the last call gave.
-  const std::vector<Record>& all() const noexcept { return all_; }
-
- private:
-  std::vector<Record> all_;
-  schedule schedule_;
-  basic_executor<Operation> executor_;
-};
-
-// The same, once.
-template <class Record, class Comm> std::vector<Record> tell_all(Comm& comm, const Record& mine) {
-  return tell_plan<Record, Comm>{}(comm, mine);
-}
-
-// Something that every rank does and that counts only if all of them succeed: one rank's failure is everybody's, and
-// nobody waits for it.
-template <class Comm> class together {
- public:
-  together(Comm& comm, const char* what) : comm_(comm), what_(what) {}
-
-  // Runs f here and on all ranks; whether it succeeded everywhere.
-  template <class Function> bool succeed(Function&& f) {
-    try {
-      f();
-    } catch (const std::exception& e) {
-      failure_ = *e.what() ? e.what() : "unknown failure";
-    }
-    const auto failed = tell_all(comm_, static_cast<std::uint32_t>(!failure_.empty()));
-    first_ = std::find(failed.begin(), failed.end(), 1u) - failed.begin();
-    return first_ == comm_.size();
-  }
-
-  // Throws file_error if it did not.
-  void check() const {
-    if (!failure_.empty()) throw file_error(failure_);
-    if (first_ == comm_.size()) return;
-    throw file_error(std::string("heddle::data_parallel::") + what_ + ": rank " + std::to_string(first_) +
-                     " failed; nothing has changed here");
-  }
-
- private:
-  Comm& comm_;
-  const char* what_;
-  std::string failure_;
-  std::ptrdiff_t first_ = 0;
-};
-
 // Averages the vectors in the tensors' gradient memory over all ranks, bucket by bucket, on threads of its own. The
 // result is in the same memory: the weighted mean, or for packets the sum of what was sent. State of a packet
-// compressor moves only in settle(), after every rank knows whether the step counts.
+// compressor moves only in settle(), after every rank knows whether the step counts. In a mode that shards the
+// optimizer only what this rank owns is final, and gather() hands the updated parameters around.
 template <class Strategy, class Comm> class averager {
  public:
   using compressor_type = last_part<decltype(Strategy::compressor)>;
   using topology_type = std::remove_cvref_t<decltype(Strategy::topology)>;
   using memory_type = std::remove_cvref_t<decltype(Strategy::memory)>;
   static constexpr bool packets = packet_compressor<compressor_type>;
+  static constexpr bool shards = shards_optimizer<std::remove_cvref_t<decltype(Strategy::mode)>>;
   using wire = typename std::conditional_t<packets, none, compressor_type>::wire;
   static constexpr int slots = [] {
     if constexpr (packets)
@@ -124,6 +52,10 @@ template <class Strategy, class Comm> class averager {
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
       for (std::size_t i = buckets_[b].range.first; i < buckets_[b].range.last; ++i) bucket_of_[i] = b;
     }
+    if constexpr (shards) {
+      for (one& b : buckets_) b.reduce.emplace(plan_.topology, comm_.rank(), comm_.size(), elements_of(b));
+      pieces();
+    }
   }
 
   counting<Comm>& comm() noexcept { return comm_; }
@@ -145,6 +77,17 @@ template <class Strategy, class Comm> class averager {
   std::uint64_t elements_sent() const noexcept { return elements_sent_; }
   double busy_seconds() const { return work_.busy_seconds(); }
   double exposed_seconds() const { return work_.exposed_seconds(); }
+
+  // What moves the bytes, for reports.
+  std::string executor() const {
+    std::string text = "schedule";
+    if constexpr (std::is_same_v<topology_type, native>)
+      text = shards ? "schedule: direct" : "native";
+    else if constexpr (has_name<topology_type>)
+      text += ": " + plan_.topology.name();
+    if constexpr (packets && !has_all_gather_schedule<topology_type>) text += "; packets: ring";
+    return text;
+  }
 
   // Begins an exchange: what this rank announces and what transforms and compressors are told, tensor by tensor.
   void begin(const announcement& mine, const encode_context& context, std::span<const float> decay_scales) {
@@ -173,6 +116,42 @@ template <class Strategy, class Comm> class averager {
     return good;
   }
 
+  // What an update rule is to work on, bucket by bucket: with shards what this rank owns, else everything, cut where
+  // what it would own ends. Without shards only after an exchange.
+  const std::vector<piece>& pieces() {
+    std::size_t at = 0;
+    for (std::size_t k = pieces_.empty() ? 0 : buckets_.size(); k < buckets_.size(); ++k) {
+      one& b = buckets_[k];
+      const auto [first, last] = b.range;
+      b.first_piece = pieces_.size();
+      cut(
+          owned_of(b), first, last, [&](std::size_t i) { return tensors_[i].count; },
+          [&](piece p) {
+            if (shards && !p.own) return;
+            p.bucket = k;
+            p.state = shards ? at : offsets_[p.tensor] + p.begin;
+            at += p.count;
+            pieces_.push_back(p);
+          });
+      b.last_piece = pieces_.size();
+    }
+    return pieces_;
+  }
+
+  // The norm of the averaged gradient, the same bits on all ranks and with or without shards; not finite if an element
+  // isn't. Collective, after wait().
+  double norm() {
+    double mine = 0.0, all = 0.0;
+    pieces();
+    for (one& b : buckets_) mine += shards ? b.squares : squares_of(b);
+    for (const double theirs : tell_norm_(comm_, mine)) all += theirs;
+    return std::sqrt(all);
+  }
+
+  // Hands a bucket's parameters from their owners to all ranks. Only enqueues, in order; wait() waits.
+  std::size_t buckets() const noexcept { return buckets_.size(); }
+  void gather(std::size_t bucket) { work_.push(1 + buckets_.size() + bucket); }
+
   // Ends the exchange. If `take`, states move and gradients become what the update rule is to apply.
   void settle(bool take) {
     if constexpr (packets) {
@@ -187,8 +166,11 @@ template <class Strategy, class Comm> class averager {
     bucket range;
     std::size_t missing = 0;
     bool finite = true;
-    std::optional<all_reduce_plan<topology_type>> reduce;
+    std::optional<std::conditional_t<shards, halved_plan<topology_type>, all_reduce_plan<topology_type>>> reduce;
+    std::size_t first_piece = 0, last_piece = 0;
+    double squares = 0.0;  // of what this rank owns
     std::vector<wire> elements;
+    std::vector<float> parameters;  // on their way, where their memory isn't one run
     std::vector<std::byte> gathered;
     std::vector<std::size_t> sizes;  // bytes of each rank's packets
   };
@@ -217,6 +199,46 @@ template <class Strategy, class Comm> class averager {
   }
 
   slice<float> gradient(std::size_t i) const { return {static_cast<float*>(tensors_[i].gradient), tensors_[i].count}; }
+
+  std::size_t elements_of(const one& b) const {
+    std::size_t n = 0;
+    for (std::size_t i = b.range.first; i < b.range.last; ++i) n += tensors_[i].count;
+    return n;
+  }
+
+  // What this rank owns of a bucket; where nobody does, equal blocks.
+  std::vector<interval> owned_of(const one& b) const {
+    const auto copy = [](std::span<const interval> s) { return std::vector<interval>(s.begin(), s.end()); };
+    if constexpr (shards) {
+      return copy(b.reduce->owned());
+    } else {
+      if (!packets && b.reduce && b.reduce->plan().halved()) return copy(b.reduce->plan().owned());
+      const auto size = static_cast<std::size_t>(comm_.size()), rank = static_cast<std::size_t>(comm_.rank());
+      return {balanced_block(elements_of(b), size, rank)};
+    }
+  }
+
+  double squares_of(const one& b) const {
+    double sum = 0.0;
+    for (std::size_t k = b.first_piece; k < b.last_piece; ++k) {
+      const piece& p = pieces_[k];
+      if (p.own) sum += detail::squares(gradient(p.tensor).data + p.begin, p.count);
+    }
+    return sum;
+  }
+
+  // The first element, if one tensor's memory follows the other's; else null.
+  float* run_of(const one& b, void* tensor::* memory) const {
+    float *start = nullptr, *end = nullptr;
+    for (std::size_t i = b.range.first; i < b.range.last; ++i) {
+      if (tensors_[i].count == 0) continue;
+      float* const here = static_cast<float*>(tensors_[i].*memory);
+      if (start && here != end) return nullptr;
+      if (!start) start = here;
+      end = here + tensors_[i].count;
+    }
+    return start;
+  }
 
   encode_context context_of(std::size_t i) const {
     encode_context x = context_;
@@ -273,39 +295,36 @@ template <class Strategy, class Comm> class averager {
     if constexpr (packets) gather(b, l);
   }
 
-  // The elementwise part: encode, all-reduce with mean, decode.
+  // The elementwise part: encode, all-reduce with mean or its first half, decode.
   void average(one& b, std::size_t count, counting<Comm>& comm) {
     if (!b.reduce || b.reduce->count() != count) b.reduce.emplace(plan_.topology, comm.rank(), comm.size(), count);
-    const leaf l = leaf_of<wire>(mean{});
-    bool contiguous = std::is_same_v<wire, float>;
-    const float* expected = nullptr;
-    float* start = nullptr;
-    for (std::size_t i = b.range.first; i < b.range.last; ++i) {
-      const slice<float> g = gradient(i);
-      if (g.empty()) continue;
-      contiguous &= !sends_packet(i) && (!expected || expected == g.data);
-      if (!start) start = g.data;
-      expected = g.end();
-    }
     elements_sent_ += count;
-    if (contiguous) {  // in place, no copy
+    bool in_place = std::is_same_v<wire, float>;
+    for (std::size_t i = b.range.first; i < b.range.last; ++i) in_place &= !sends_packet(i) || !tensors_[i].count;
+    if (float* const start = in_place ? run_of(b, &tensor::gradient) : nullptr) {
       for (std::size_t i = b.range.first; i < b.range.last; ++i) {
         const slice<float> g = gradient(i);
         if (factors_[i] != 1.0f) convert_scaled(g.data, g.data, g.count, factors_[i]);
       }
-      (*b.reduce)(comm, start, l);
-      b.finite &= all_finite(start, count);
-      return;
-    }
-    if constexpr (packets) {
-      copy_through(b, none{}, l, count, comm);
+      reduce(b, comm, start);
+      if constexpr (!shards) b.finite &= all_finite(start, count);
+    } else if constexpr (packets) {
+      copy_through(b, none{}, count, comm);
     } else {
-      copy_through(b, last_of(plan_.compressor), l, count, comm);
+      copy_through(b, last_of(plan_.compressor), count, comm);
     }
+    if constexpr (shards) b.squares = squares_of(b);
   }
 
-  template <class Codec>
-  void copy_through(one& b, const Codec& codec, const leaf& l, std::size_t count, counting<Comm>& comm) {
+  void reduce(one& b, counting<Comm>& comm, void* elements) {
+    const leaf l = leaf_of<wire>(mean{});
+    if constexpr (shards)
+      b.reduce->reduce_scatter(comm, elements, l);
+    else
+      (*b.reduce)(comm, elements, l);
+  }
+
+  template <class Codec> void copy_through(one& b, const Codec& codec, std::size_t count, counting<Comm>& comm) {
     b.elements.resize(count);
     std::size_t at = 0;
     for (std::size_t i = b.range.first; i < b.range.last; ++i) {
@@ -314,15 +333,44 @@ template <class Strategy, class Comm> class averager {
       codec.encode(g, b.elements.data() + at, factors_[i] / rest_);
       at += g.count;
     }
-    (*b.reduce)(comm, b.elements.data(), l);
-    at = 0;
-    for (std::size_t i = b.range.first; i < b.range.last; ++i) {
-      if (sends_packet(i)) continue;
-      const slice<float> g = gradient(i);
-      codec.decode(b.elements.data() + at, g);
+    reduce(b, comm, b.elements.data());
+    const auto decode = [&](slice<float> g, std::size_t from) {
+      codec.decode(b.elements.data() + from, g);
       if (rest_ != 1.0f) convert_scaled(g.data, g.data, g.count, rest_);
-      b.finite &= all_finite(g.data, g.count);
-      at += g.count;
+    };
+    if constexpr (shards) {
+      for (std::size_t k = b.first_piece; k < b.last_piece; ++k) {
+        const piece& p = pieces_[k];
+        decode(gradient(p.tensor).subslice(p.begin, p.count), p.position);
+      }
+    } else {
+      at = 0;
+      for (std::size_t i = b.range.first; i < b.range.last; ++i) {
+        if (sends_packet(i)) continue;
+        const slice<float> g = gradient(i);
+        decode(g, at);
+        b.finite &= all_finite(g.data, g.count);
+        at += g.count;
+      }
+    }
+  }
+
+  // The second half of a bucket whose optimizer is sharded: parameters.
+  void gather(one& b, counting<Comm>& comm) {
+    if (float* const start = run_of(b, &tensor::parameter)) {
+      b.reduce->all_gather(comm, start);
+      return;
+    }
+    const auto parameter = [&](std::size_t i) { return static_cast<float*>(tensors_[i].parameter); };
+    b.parameters.resize(b.reduce->count());
+    for (std::size_t k = b.first_piece; k < b.last_piece; ++k) {
+      const piece& p = pieces_[k];
+      std::copy_n(parameter(p.tensor) + p.begin, p.count, b.parameters.data() + p.position);
+    }
+    b.reduce->all_gather(comm, b.parameters.data());
+    const float* from = b.parameters.data();
+    for (std::size_t i = b.range.first; i < b.range.last; from += tensors_[i++].count) {
+      std::copy_n(from, tensors_[i].count, parameter(i));
     }
   }
 
@@ -406,12 +454,14 @@ template <class Strategy, class Comm> class averager {
   std::vector<std::size_t> offsets_;
   buffer<float, memory_type> state_;
   std::vector<one> buckets_;
+  std::vector<piece> pieces_;
   std::vector<float> factors_, decay_scales_;
   std::vector<std::size_t> bucket_of_;  // of each tensor
   std::size_t next_ = 0;
   announcement announcement_;
   encode_context context_;
   tell_plan<announcement, counting<Comm>> announce_;
+  tell_plan<double, counting<Comm>> tell_norm_;
   std::vector<counting<Comm>> duplicates_;
   std::vector<lane> lanes_;
   double weights_ = 0.0, most_ = 0.0;  // sum and maximum of all ranks' samples
@@ -421,7 +471,13 @@ template <class Strategy, class Comm> class averager {
   struct job_runner {
     averager* self;
     void operator()(std::size_t job, std::size_t lane) const {
-      job == 0 ? self->open() : self->run(self->buckets_[job - 1], self->lanes_[lane]);
+      auto& all = self->buckets_;
+      if (job == 0)
+        self->open();
+      else if (job <= all.size())
+        self->run(all[job - 1], self->lanes_[lane]);
+      else if constexpr (shards)
+        self->gather(all[job - 1 - all.size()], self->lanes_[lane].comm);
     }
   };
   worker<job_runner> work_;  // last: its thread uses everything above

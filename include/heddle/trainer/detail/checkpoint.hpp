@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <heddle/core/archive.hpp>
+#include <heddle/collective/detail/shards.hpp>
 #include <heddle/trainer/tensor.hpp>
 
 #include <algorithm>
@@ -107,9 +107,10 @@ archive_writer pack(const generation& g, int rank, const std::string& signature,
   return out;
 }
 
-template <class Each>
+// rest(reader) reads what follows.
+template <class Each, class Rest>
 saved unpack(const checkpoint& files, const generation& g, int rank, bool own, const std::string& signature,
-             const std::vector<tensor>& tensors, Each&& each) {
+             const std::vector<tensor>& tensors, Each&& each, Rest&& rest) {
   archive_reader in(files.rank_path(g, rank));
   const auto number = in.get<std::uint64_t>();
   const auto ranks = in.get<std::uint32_t>();
@@ -131,6 +132,7 @@ saved unpack(const checkpoint& files, const generation& g, int rank, bool own, c
       in.get(s.values.data() + at, tensors[i].count);
     });
   }
+  rest(in);
   in.finish();
   return s;
 }
@@ -170,6 +172,31 @@ void share_out(std::vector<saved>& old, int ranks, const std::vector<tensor>& te
     });
   }
   mine.counts.drift_samples = 0.0;
+}
+
+// What this rank goes on with, read from a directory: its own file, or its share of all if another number of ranks
+// wrote them and `all_count`. Sharded optimizer state comes from as many files as hold parts of it.
+template <class Each>
+std::vector<saved> unpack_all(const std::string& directory, int rank, int size, bool all_count,
+                              const std::string& signature, const std::vector<tensor>& tensors, Each&& each,
+                              shards<piece>* state) {
+  const checkpoint files(directory);
+  const generation g = files.published();
+  const int ranks = static_cast<int>(g.ranks), mine = rank % ranks;
+  const bool every = all_count && ranks != size;
+  std::vector<saved> old;
+  for (int k = 0; k < ranks; ++k) {
+    const int r = state ? (mine + k) % ranks : k;  // the own file first: often it has everything
+    if (r != mine && !every && !(state && !state->complete())) continue;
+    saved file = unpack(files, g, r, r == mine, signature, tensors, each, [&](archive_reader& in) {
+      if (state) state->read(in);
+    });
+    if (r == mine || every) old.push_back(std::move(file));
+  }
+  if (state && !state->complete())
+    throw file_error("heddle::data_parallel::load: " + directory + " lacks the optimizer state of some elements");
+  if (ranks != size) share_out(old, size, tensors, each);
+  return old;
 }
 
 template <class Each> void restore(const saved& s, const std::vector<tensor>& tensors, Each&& each) {

@@ -1,0 +1,99 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/collective/gather.hpp>
+
+#include <exception>
+
+namespace heddle {
+inline namespace v0 {
+namespace detail {
+
+// What each rank tells the others when an exchange opens.
+struct announcement {
+  std::uint64_t exchange = 0;  // number of the exchange: the same on all ranks
+  std::uint64_t step = 0;      // what compressors count: the same on all ranks
+  std::uint64_t clock = 0;     // what the mode counts: the same on all ranks that have not joined
+  double samples = 0.0;        // weight of this rank's contribution
+  std::uint32_t joined = 0;    // has no more batches
+  float lr = 0.0f;             // for those who have joined
+  float max_norm = 0.0f;       // likewise
+};
+
+// Tells a small record to all ranks and gives theirs, in rank order. Keeps what it prepared, as all_reduce_plan does.
+template <class Record, class Comm, class Operation = operation> class tell_plan {
+  static_assert(std::is_trivially_copyable_v<Record>);
+
+ public:
+  const std::vector<Record>& operator()(Comm& comm, const Record& mine) {
+    if (all_.empty()) {
+      all_.resize(static_cast<std::size_t>(comm.size()));
+      schedule_ = direct{}.all_gather(comm.rank(), comm.size(), equal_blocks(comm.size(), 1));
+      executor_.prepare(comm.rank(), schedule_, sizeof(Record));
+    }
+    all_[static_cast<std::size_t>(comm.rank())] = mine;
+    const header h = begin_call(comm, {operation_kind::control, dtype::other, 0, 0, 0, 1, sizeof(Record)});
+    executor_.run_prepared(comm, schedule_, 0, schedule_.rounds(), h, reinterpret_cast<std::byte*>(all_.data()),
+                           nullptr);
+    return all_;
+  }
+
+  // What the last call gave.
+  const std::vector<Record>& all() const noexcept { return all_; }
+
+ private:
+  std::vector<Record> all_;
+  schedule schedule_;
+  basic_executor<Operation> executor_;
+};
+
+// The same, once.
+template <class Record, class Comm> std::vector<Record> tell_all(Comm& comm, const Record& mine) {
+  return tell_plan<Record, Comm>{}(comm, mine);
+}
+
+// Throws comm_error unless all ranks tell the same.
+template <class Comm> void require_same(Comm& comm, std::uint64_t mine, const char* what) {
+  const std::vector<std::uint64_t> all = tell_all(comm, mine);
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    if (all[r] != mine) throw comm_error("data_parallel", comm.rank(), static_cast<int>(r), what);
+  }
+}
+
+// Something that every rank does and that counts only if all of them succeed: one rank's failure is everybody's, and
+// nobody waits for it.
+template <class Comm> class together {
+ public:
+  together(Comm& comm, const char* what) : comm_(comm), what_(what) {}
+
+  // Runs f here and on all ranks; whether it succeeded everywhere.
+  template <class Function> bool succeed(Function&& f) {
+    try {
+      f();
+    } catch (const std::exception& e) {
+      failure_ = *e.what() ? e.what() : "unknown failure";
+    }
+    const auto failed = tell_all(comm_, static_cast<std::uint32_t>(!failure_.empty()));
+    first_ = std::find(failed.begin(), failed.end(), 1u) - failed.begin();
+    return first_ == comm_.size();
+  }
+
+  // Throws file_error if it did not.
+  void check() const {
+    if (!failure_.empty()) throw file_error(failure_);
+    if (first_ == comm_.size()) return;
+    throw file_error(std::string("heddle::data_parallel::") + what_ + ": rank " + std::to_string(first_) +
+                     " failed; nothing has changed here");
+  }
+
+ private:
+  Comm& comm_;
+  const char* what_;
+  std::string failure_;
+  std::ptrdiff_t first_ = 0;
+};
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace heddle
