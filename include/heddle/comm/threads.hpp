@@ -357,15 +357,15 @@ class basic_communicator {
 using communicator = basic_communicator<detail::session>;
 static_assert(heddle::communicator<communicator> && has_native_all_reduce<communicator>);
 
-/// @brief Runs f(comm) on `o.ranks` threads, one per rank, and returns when every rank has ended.
-/// Throws: the first exception of any rank, after all have ended: a rank that throws makes every other rank's pending
-/// call fail with comm_error naming it. argument_error if ranks < 1.
-template <class Function, class Session = detail::session>
-void run(const options& o, Function&& f) {
+namespace detail {
+// Everything of `run` that does not depend on the function, so that each call site costs a few instructions.
+template <class Session>
+void run_ranks(const options& o, void (*call)(void*, basic_communicator<Session>&), void* f) {
   if (o.ranks < 1)
     throw argument_error("heddle::threads::run: ranks is " + std::to_string(o.ranks) + ", allowed is 1 or more");
-  auto shared = std::make_shared<Session>(o.ranks, o.deadline, detail::stall_report{o.stall, o.on_stall, o.stall_context});
-  auto w = std::make_shared<detail::world<Session>>(shared, o.ranks);
+  const heddle::detail::stall_report stall{o.stall, o.on_stall, o.stall_context};
+  auto shared = std::make_shared<Session>(o.ranks, o.deadline, stall);
+  auto w = std::make_shared<world<Session>>(shared, o.ranks);
   std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(o.ranks));
   std::atomic<int> first{-1};
   const auto body = [&](int rank) {
@@ -377,9 +377,9 @@ void run(const options& o, Function&& f) {
     };
     try {
       basic_communicator<Session> comm(w, rank);
-      f(comm);
+      call(f, comm);
     } catch (...) {
-      record("rank " + std::to_string(rank) + " threw: " + detail::text_of(std::current_exception()));
+      record("rank " + std::to_string(rank) + " threw: " + text_of(std::current_exception()));
     }
   };
   {
@@ -392,6 +392,17 @@ void run(const options& o, Function&& f) {
   if (cause >= 0 && thrown[static_cast<std::size_t>(cause)])
     std::rethrow_exception(thrown[static_cast<std::size_t>(cause)]);
   if (first >= 0) std::rethrow_exception(thrown[static_cast<std::size_t>(first.load())]);
+}
+}  // namespace detail
+
+/// @brief Runs f(comm) on `o.ranks` threads, one per rank, and returns when every rank has ended.
+/// Throws: the first exception of any rank, after all have ended: a rank that throws makes every other rank's pending
+/// call fail with comm_error naming it. argument_error if ranks < 1.
+template <class Function, class Session = detail::session>
+void run(const options& o, Function&& f) {
+  std::remove_reference_t<Function>* const pointer = std::addressof(f);  // may be one to a function
+  const auto call = [](void* p, basic_communicator<Session>& comm) { (**static_cast<decltype(&pointer)>(p))(comm); };
+  detail::run_ranks<Session>(o, call, const_cast<std::remove_reference_t<Function>**>(&pointer));
 }
 
 /// @brief run(options{.ranks = n}, f).
