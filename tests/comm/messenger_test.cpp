@@ -106,6 +106,31 @@ TEST_CASE("nobody answers at a rank") {
   CHECK_THROWS_AS(hd::threads::meeting_place(0), hd::argument_error);
 }
 
+TEST_CASE("a life with a number below a former one's is refused") {
+  hd::threads::meeting_place place(2);
+  hd::threads::messenger a(quick(), place, 0);
+  inbox in(a);
+  hd::messenger_options o = quick();
+  o.life = 100;
+  {
+    hd::threads::messenger b(o, place, 1);
+    b.connect(0);
+    CHECK(in.next(message_kind::joined).from == hd::address(1, 100));
+  }
+  in.next(message_kind::left);
+  o.life = 99;
+  hd::threads::messenger c(o, place, 1);
+  c.connect(0);
+  const hd::message refused = inbox(c).next(message_kind::refused);
+  CHECK(refused.body.text() == "rank 0 holds this life for dead");
+  CHECK_THROWS_AS(c.send(0, 1, 1, hd::payload(0)), hd::peer_error);
+  CHECK(a.life_of(1) == 0);
+  c.renew();
+  c.send(0, 1, 2, hd::payload(0));
+  CHECK(in.next(message_kind::joined).from == hd::address(1, c.life()));
+  CHECK(in.next(message_kind::data, 1).id == 2);
+}
+
 TEST_CASE("messages lost on the way are told, and cost no room") {
   hd::threads::meeting_place place(2);
   hd::messenger_options o = quick();

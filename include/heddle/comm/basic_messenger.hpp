@@ -60,7 +60,7 @@ template <class Transport> class basic_messenger {
       std::lock_guard lock(mutex_);
       stopping_ = true;
       for (int r = 0; r < size(); ++r) {
-        if (at(r).up && r != rank()) say(r, detail::packet_kind::bye, at(r).life);
+        if (r != rank()) say(r, detail::packet_kind::bye, at(r).up ? at(r).life : 0);
       }
     }
     stop_.notify_all();
@@ -285,6 +285,7 @@ template <class Transport> class basic_messenger {
     const bool is_beat = h.kind == detail::packet_kind::beat || h.kind == detail::packet_kind::ask;
     if (h.from <= p.ended || h.from < p.life) {  // of a former life, which learns that it is over
       counts_.discarded += !is_beat;
+      if (is_beat && !p.up) open(r, packet.text());
       if (is_beat) say(r, detail::packet_kind::refuse, h.from);
       return;
     }
@@ -296,25 +297,13 @@ template <class Transport> class basic_messenger {
     if (!p.up || h.from > p.life) begin(r, h.from);
     p.heard = now;
     if (is_beat) open(r, packet.text());
-    if (h.to != life_) {  // it doesn't know of this life
+    const bool leaves = h.kind == detail::packet_kind::bye;
+    if (h.to != life_ && !leaves) {  // it doesn't know of this life
       counts_.discarded += !is_beat;
       if (p.owed == 0) beat_soon(r);
       return;
     }
-    if (h.credit > p.credited) {
-      p.credited = h.credit;
-      p.asked = false;
-    }
-    if (h.place < p.arrived) {  // not the next one
-      ++counts_.discarded;
-      return;
-    }
-    if (h.place > p.arrived) {
-      news(message_kind::gap, r, p.life,
-           std::to_string(h.place - p.arrived) + " bytes of rank " + std::to_string(r) + " are lost");
-      inbox_.back().end = h.place;
-    }
-    p.arrived = h.place;
+    if (h.to == life_ && !in_place(p, h)) return;
     if (h.kind == detail::packet_kind::data) {
       p.arrived += payload::room + packet.size();
       inbox_.push_back({{message_kind::data, {r, h.from}, h.tag, h.id, std::move(packet)}, p.arrived});
@@ -323,11 +312,30 @@ template <class Transport> class basic_messenger {
       p.asks = p.consumed == p.told;
       if (!p.asks) beat_soon(r);
     }
-    if (h.kind == detail::packet_kind::bye) {
+    if (leaves) {
       end(r, message_kind::left, "rank " + std::to_string(r) + " has left");
       transport_.close(r);
       p.open = false;
     }
+  }
+
+  // What a packet says of the streams between the two lives. Whether it is the next one or a later one.
+  bool in_place(peer& p, const detail::packet_head& h) {
+    if (h.credit > p.credited) {
+      p.credited = h.credit;
+      p.asked = false;
+    }
+    if (h.place < p.arrived) {
+      ++counts_.discarded;
+      return false;
+    }
+    if (h.place > p.arrived) {
+      const std::string lost = std::to_string(h.place - p.arrived);
+      news(message_kind::gap, h.source, p.life, lost + " bytes of rank " + std::to_string(h.source) + " are lost");
+      inbox_.back().end = h.place;
+    }
+    p.arrived = h.place;
+    return true;
   }
 
   void news(message_kind kind, int r, std::uint64_t life, const std::string& text) {
@@ -392,8 +400,7 @@ template <class Transport> class basic_messenger {
     tried_ = now;
     const bool slept = now - chored_ > options_.silence / 2;
     if (due) chored_ = now;
-    for (int i = 0; due && i < 10'000 && pump(); ++i) {  // nobody is silent whose packets lie here
-    }
+    for (int i = 0; due && i < 10'000 && pump();) ++i;  // nobody is silent whose packets lie here
     for (int r = 0; r < size(); ++r) {
       peer& p = at(r);
       if (r == rank() || !(p.up || p.wanted || p.sought)) continue;
