@@ -8,8 +8,12 @@
 
 #include <memory>
 
+#include <netinet/in.h>
+#include <poll.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
+#include <atomic>
 #include <csignal>
 
 namespace hd = heddle;
@@ -79,6 +83,11 @@ class process {
   pid_t pid_ = -1;
 };
 
+int free_port() {
+  const hd::zmq::transport t(0, {"tcp://127.0.0.1:*"});
+  return std::stoi(t.where().substr(t.where().rfind(':') + 1));
+}
+
 // example-begin messenger
 // Answers every message with itself, until one of tag 0 comes.
 void echo(int rank, const std::vector<std::string>& addresses, const hd::messenger_options& o) {
@@ -89,7 +98,7 @@ void echo(int rank, const std::vector<std::string>& addresses, const hd::messeng
     if (got->tag == 0) return;
     try {
       m.send(got->from, got->tag, got->id, std::move(got->body));  // to that life of the peer, no other
-    } catch (const hd::peer_error&) {                               // it has died meanwhile
+    } catch (const hd::peer_error&) {                              // it has died meanwhile
     }
   }
 }
@@ -111,10 +120,7 @@ TEST_CASE("a killed process is named, and its successor is found") {
     // The client's address isn't known to the server, which learns it from the client.
     std::vector<std::string> there{"", at_once ? sockets.addresses(2)[1] : "tcp://127.0.0.1:*"};
     const auto serve = [&] { echo(1, there, quick()); };
-    if (!at_once) {  // a free port for all lives
-      hd::zmq::transport t(1, there);
-      there[1] = t.where();
-    }
+    if (!at_once) there[1] = "tcp://127.0.0.1:" + std::to_string(free_port());  // for all lives
     std::optional<process> server(serve);
     std::vector<std::string> here = there;
     here[0] = "tcp://127.0.0.1:*";
@@ -171,6 +177,108 @@ TEST_CASE("a process that was stopped learns that it is held for dead, and begin
   CHECK(again.from.life > joined.from.life);
   m.send(1, 7, 3, hd::payload(5));
   CHECK(in.next(message_kind::data, 7, 1).id == 3);
+}
+
+namespace {
+// Passes on what comes to a port of its own to another port, until it is told to break the connection; then anew.
+class relay {
+ public:
+  explicit relay(int to) : to_(to), listening_(socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in a = local(0);
+    socklen_t length = sizeof a;
+    REQUIRE(bind(listening_, reinterpret_cast<sockaddr*>(&a), sizeof a) == 0);
+    REQUIRE(listen(listening_, 4) == 0);
+    REQUIRE(getsockname(listening_, reinterpret_cast<sockaddr*>(&a), &length) == 0);
+    port_ = ntohs(a.sin_port);
+    thread_ = std::thread([this] { run(); });
+  }
+  ~relay() {
+    stop_ = true;
+    thread_.join();
+    close(listening_);
+  }
+  int port() const { return port_; }
+  void cut() { cut_ = true; }
+
+ private:
+  static sockaddr_in local(int port) {
+    sockaddr_in a{};
+    a.sin_family = AF_INET;
+    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    a.sin_port = htons(static_cast<std::uint16_t>(port));
+    return a;
+  }
+  static bool pass_on(int from, int to) {
+    char bytes[4096];
+    const auto n = read(from, bytes, sizeof bytes);
+    for (auto sent = n - n; sent < n;) {
+      const auto more = send(to, bytes + sent, static_cast<std::size_t>(n - sent), MSG_NOSIGNAL);
+      if (more <= 0) return false;
+      sent += more;
+    }
+    return n > 0;
+  }
+  void run() {
+    while (!stop_) {
+      pollfd waits{listening_, POLLIN, 0};
+      if (poll(&waits, 1, 10) < 1) continue;
+      const int in = accept(listening_, nullptr, nullptr), out = socket(AF_INET, SOCK_STREAM, 0);
+      const sockaddr_in a = local(to_);
+      bool open = connect(out, reinterpret_cast<const sockaddr*>(&a), sizeof a) == 0;
+      while (open && !stop_ && !cut_.exchange(false)) {
+        pollfd both[2] = {{in, POLLIN, 0}, {out, POLLIN, 0}};
+        if (poll(both, 2, 10) < 1) continue;
+        if (both[0].revents) open = pass_on(in, out);
+        if (open && both[1].revents) open = pass_on(out, in);
+      }
+      close(in);
+      close(out);
+    }
+  }
+
+  int to_, listening_, port_ = 0;
+  std::atomic<bool> stop_{false}, cut_{false};
+  std::thread thread_;
+};
+}  // namespace
+
+TEST_CASE("a connection that breaks is made again, and what was lost on it is told") {
+  hd::messenger_options o = quick(20s);
+  o.window = 256 << 10;
+  const int port = free_port();
+  relay between(port);
+  const std::string bound = "tcp://127.0.0.1:" + std::to_string(port),
+                    reached = "tcp://127.0.0.1:" + std::to_string(between.port());
+  hd::zmq::messenger receiver(o, 1, {"", bound}, reached), sender(o, 0, {"tcp://127.0.0.1:*", reached});
+  constexpr std::uint64_t count = 600;
+  std::thread sending([&] {
+    for (std::uint64_t k = 0; k < count; ++k) {
+      if (k % 150 == 100) between.cut();
+      sender.send(1, 1, k, heddle_test::numbers(0, 1, k, 20'000));
+    }
+    for (int k = 0; k < 50; ++k) sender.send(1, 2, 0, hd::payload(0));
+  });
+  std::uint64_t next = 0, received = 0, gaps = 0;
+  bool told = false, right = true;
+  for (std::uint32_t tag = 1; tag == 1;) {
+    const auto got = receiver.receive(20s);
+    REQUIRE(got);
+    told |= got->kind == message_kind::gap;
+    gaps += got->kind == message_kind::gap;
+    right &= got->kind == message_kind::joined || got->kind == message_kind::gap || got->kind == message_kind::data;
+    if (got->kind != message_kind::data) continue;
+    tag = got->tag;
+    if (tag != 1) continue;
+    right &= told ? got->id >= next : got->id == next;  // nothing is missing that wasn't told, nothing comes twice
+    right &= heddle_test::same(got->body, heddle_test::numbers(0, 1, got->id, 20'000));
+    next = got->id + 1;
+    ++received;
+    told = false;
+  }
+  sending.join();
+  CHECK(right);
+  CHECK(received > count / 4);
+  CHECK(gaps >= 1);
 }
 
 TEST_CASE("what can't be bound or isn't understood") {

@@ -30,9 +30,10 @@ class transport {
   /// @param addresses Where each rank is bound: `tcp://host:port`, `ipc://file`, or for this rank with a port `*`,
   /// which takes a free one. Empty where it isn't known: such a rank must call first, and its own address must name a
   /// host that the others can reach.
+  /// @param announced What the others are told to connect to, where that isn't what is bound: behind a port mapping.
   /// @param linger How long the destructor waits until what was sent has left.
   /// Throws: argument_error; comm_error with ZeroMQ's text if the address can't be bound.
-  transport(int rank, std::vector<std::string> addresses,
+  transport(int rank, std::vector<std::string> addresses, const std::string& announced = {},
             std::chrono::milliseconds linger = std::chrono::milliseconds(1000))
       : rank_(rank), addresses_(std::move(addresses)), links_(addresses_.size()), linger_(linger) {
     if (rank < 0 || rank >= size() || addresses_[static_cast<std::size_t>(rank)].empty()) {
@@ -50,7 +51,7 @@ class transport {
       char bound[512] = {};
       std::size_t length = sizeof bound;
       check(zmq_getsockopt(inward_, ZMQ_LAST_ENDPOINT, bound, &length) == 0, "zmq_getsockopt");
-      mine = reached(mine, bound);
+      mine = announced.empty() ? reached(mine, bound) : announced;
       length = sizeof ready_;
       check(zmq_getsockopt(inward_, ZMQ_FD, &ready_, &length) == 0, "zmq_getsockopt");
       check((woken_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) >= 0, "eventfd");
@@ -215,11 +216,12 @@ class transport {
 class messenger : public basic_messenger<transport> {
  public:
   /// @param o Settings. @param rank This rank. @param addresses Where each rank is bound, see `transport`.
+  /// @param announced What the others are told to connect to, where that isn't what is bound: behind a port mapping.
   /// @param linger How long the destructor waits until what was sent has left.
   /// Throws: argument_error; comm_error with ZeroMQ's text if the address can't be bound.
-  messenger(const messenger_options& o, int rank, std::vector<std::string> addresses,
+  messenger(const messenger_options& o, int rank, std::vector<std::string> addresses, const std::string& announced = {},
             std::chrono::milliseconds linger = std::chrono::milliseconds(1000))
-      : basic_messenger(o, rank, std::move(addresses), linger) {}
+      : basic_messenger(o, rank, std::move(addresses), announced, linger) {}
 
   /// The address that others reach this rank by.
   const std::string& where() const noexcept { return carrier().where(); }
