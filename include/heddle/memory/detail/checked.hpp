@@ -24,7 +24,7 @@ constexpr bool is_alignment(std::size_t alignment) noexcept {
 
 /// Throws argument_error unless the alignment is a power of two from 1 to max_alignment.
 inline void check_alignment(const char* where, std::size_t alignment) {
-  check_alignment(where, alignment, max_alignment);
+  if (!is_alignment(alignment)) check_alignment(where, alignment, max_alignment);
 }
 
 /// The smallest multiple of a power of two that is not below `bytes`; memory_error when there is none.
