@@ -126,6 +126,16 @@ TEST_CASE("queue_pool: its own queue has a block again at once, another one wait
   CHECK(f.b.blocked == 0);
 }
 
+TEST_CASE("queue_pool: who gives a little back doesn't take what is free for all", "[memory][queue_pool]") {
+  fixture f({.initial = 4096, .max = 4096});
+  char* const x = f.take(0, 64);
+  f.give(0, x, 64);
+  CHECK(f.take(1, 1024) == x + 64);
+  CHECK(f.memory.allocate_sync(1024, 64) == x + 64 + 1024);
+  CHECK(f.b.waits.empty());
+  CHECK(f.b.blocked == 0);
+}
+
 TEST_CASE("queue_pool: three queues, and the last comes after the first", "[memory][queue_pool]") {
   fixture f({.initial = 64, .max = 64});
   char* const x = f.take(0, 64);
@@ -215,7 +225,7 @@ TEST_CASE("queue_pool: a queue that never comes forward holds few events", "[mem
   char* const last = f.take(1, 1 << 20);
   CHECK(f.b.after[1][0] == f.b.end[0]);
   f.give(1, last, 1 << 20);
-  CHECK(f.b.events <= 33);
+  CHECK(f.b.events <= 2 * 32);
 }
 
 TEST_CASE("queue_pool: a queue with the handle of an earlier one is another queue", "[memory][queue_pool]") {
@@ -347,5 +357,5 @@ TEST_CASE("queue_pool: no byte is used again before the work on it, whatever the
     CHECK(memory.refused() == 0);
     REQUIRE(l->early == 0);
   }
-  CHECK(waits > 5000);
+  CHECK(waits > 3000);
 }

@@ -172,8 +172,8 @@ class live_blocks {
   unsigned shift_ = 64;
 };
 
-// The blocks of some chunks. Never touches the memory itself. Free blocks belong to owners; owner 0's are free for all,
-// and what another owner gives back next to them merges with them.
+// The blocks of some chunks. Never touches the memory itself. Free blocks belong to owners, of which 0 stands for all;
+// neighbours of one owner merge.
 class block_heap {
  public:
   std::vector<heap_block> blocks;
@@ -299,27 +299,21 @@ class block_heap {
     recycle(next);
   }
 
-  // Merges a free block, in no list, with the neighbours that go with it, and lists it.
+  // Merges a free block, in no list, with its free neighbours of the same owner, and lists it.
   std::uint32_t settle(std::uint32_t k) noexcept {
     const std::uint32_t owner = blocks[k].owner;
-    const auto goes_with = [&](std::uint32_t other) {
-      return other != no_block && blocks[other].free && (blocks[other].owner == owner || blocks[other].owner == 0);
-    };
     std::uint64_t ticket = blocks[k].ticket;
     const auto unlist = [&](std::uint32_t other) {
-      free_of[blocks[other].owner].erase(blocks, other);
+      if (other == no_block || !blocks[other].free || blocks[other].owner != owner) return false;
+      free_of[owner].erase(blocks, other);
       if (blocks[other].ticket > ticket) ticket = blocks[other].ticket;
+      return true;
     };
-    if (const std::uint32_t next = blocks[k].after; goes_with(next)) {
-      unlist(next);
-      absorb(k);
-    }
-    if (const std::uint32_t before = blocks[k].before; goes_with(before)) {
-      unlist(before);
+    if (unlist(blocks[k].after)) absorb(k);
+    if (const std::uint32_t before = blocks[k].before; unlist(before)) {
       absorb(before);
       k = before;
     }
-    blocks[k].owner = owner;
     blocks[k].ticket = ticket;
     free_of[owner].insert(blocks, k);
     return k;
