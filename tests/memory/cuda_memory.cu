@@ -16,6 +16,7 @@
 #include <heddle/memory/cuda_mr.hpp>
 #include <heddle/memory/fallback.hpp>
 #include <heddle/memory/limiting.hpp>
+#include <heddle/memory/planned.hpp>
 #include <heddle/memory/queue_pool.hpp>
 #include <heddle/memory/tracking.hpp>
 
@@ -258,6 +259,40 @@ TEST_CASE("memory: no block is used again before the work on it, whatever stream
     CHECK(memory.refused() == 0);
     CHECK(memory.in_use() == 0);
   }
+}
+
+TEST_CASE("memory: a planned step on a stream", "[seeds]") {
+  stream q;
+  results r(6 * 4 * 1000);
+  hd::tracking upstream{hd::cuda_async{}};
+  hd::planned memory{upstream};
+  std::size_t recorded = 0;
+  for (unsigned step = 0; step < 6; ++step) {
+    memory.begin_step(queue{q});
+    CHECK(memory.replaying() == (step != 0 && step != 4));
+    upstream.deallocate_sync(upstream.allocate_sync(64, 64), 64, 64);  // what the upstream has to do is done
+    // The fourth step deviates, the fifth is recorded, and the sixth has a larger block, while work on the first may
+    // wait.
+    const std::size_t most = step < 3 ? 700 : 1000;
+    for (unsigned k = 0; k < 4; ++k) {
+      const auto value = static_cast<unsigned char>(1 + 4 * step + k);
+      void* const a = memory.allocate(queue{q}, most, 256);
+      void* const b = memory.allocate(queue{q}, most, 256);
+      set(a, value, most, q);
+      copy(b, a, most, q);
+      memory.deallocate(queue{q}, a, most, 256);
+      void* const c = memory.allocate(queue{q}, most / 2, 256);  // where `a` was, while it is still copied
+      set(c, 0, most / 2, q);
+      copy(r.data + 1000 * (4 * step + k), b, most, q);
+      memory.deallocate(queue{q}, c, most / 2, 256);
+      memory.deallocate(queue{q}, b, most, 256);
+    }
+    if (step == 0) recorded = upstream.allocations();
+    if (step == 2) CHECK(upstream.allocations() == recorded + 3);  // the plan's block, and twice the 64 bytes above
+  }
+  CHECK(memory.deviations() == 1);
+  queue{q}.synchronize();
+  for (std::size_t i = 0; i < 24; ++i) CHECK(r.all(1000 * i, i < 12 ? 700 : 1000, static_cast<unsigned char>(1 + i)));
 }
 
 namespace memory_test {

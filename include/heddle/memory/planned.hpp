@@ -4,7 +4,6 @@
 
 #include <heddle/core/archive.hpp>
 #include <heddle/core/error.hpp>
-#include <heddle/core/host.hpp>
 #include <heddle/memory/concept.hpp>
 #include <heddle/memory/detail/checked.hpp>
 #include <heddle/memory/host_resource.hpp>
@@ -40,10 +39,12 @@ inline namespace v0 {
 /// // memory.plan().peak bytes in one block, at the lower bound or near it
 /// @endcode
 ///
-/// State:   one block of the plan's peak, 40 bytes for each call of a step, shared by all copies.
+/// State:   one block of the plan's peak, 32 bytes for each call of a step, shared by all copies.
 /// Traffic: a few instructions a call while the step repeats.
 /// Order:   any upstream; outside `tracking` or `logging`, if these shall see what the program asks for, inside them.
-/// Sync:    none: one thread, one queue at a time; `thread_safe` around it where threads take turns in a fixed order.
+/// Sync:    one thread, and on a device one queue for all that it gives: a planned block is used again by what that
+///          queue does afterwards. `thread_safe` around it where threads take turns in a fixed order. Nothing waits but
+///          `begin_step(queue)`, once for each plan. When the last copy goes, no work may use its blocks any more.
 /// Throws:  `argument_error` on a bad alignment; what the upstream throws; `file_error` from load and save.
 /// Source:  the task-specific allocators of Alibaba's PAI; STAlloc (arXiv 2507.16274) for plans from traces.
 template <class Upstream = host_resource> class planned {
@@ -60,32 +61,45 @@ template <class Upstream = host_resource> class planned {
   /// Throws: memory_error where the upstream has no room for the plan's block; the next step is recorded again then.
   void begin_step() { state_->begin_step(); }
 
+  /// The same for steps on a queue of a device, which is waited for where a plan is made: it may use an older block.
+  template <class Queue>
+  void begin_step(Queue queue)
+    requires has_allocate<Upstream, Queue>
+  {
+    if (state_->now == phase::recording) queue.synchronize();
+    state_->begin_step();
+  }
+
+  /// A block for work on `queue`, which is the same in all calls.
+  template <class Queue>
+  void* allocate(Queue queue, std::size_t bytes, std::size_t alignment)
+    requires has_allocate<Upstream, Queue>
+  {
+    if (void* const p = state_->replay(bytes, alignment)) return p;
+    return state_->allocate(bytes, alignment, [&] { return state_->upstream.allocate(queue, bytes, alignment); });
+  }
+
+  /// Gives a block back; work that `queue` has now may use it still.
+  template <class Queue>
+  void deallocate(Queue queue, void* p, std::size_t bytes, std::size_t alignment) noexcept
+    requires has_deallocate<Upstream, Queue>
+  {
+    if (!p || state_->replay(p)) return;
+    state_->deallocate(static_cast<std::byte*>(p), bytes,
+                       [&]() noexcept { state_->upstream.deallocate(queue, p, bytes, alignment); });
+  }
+
   /// A block, usable at once.
   void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    const call* const c = state_->next;
-    if (c->taken && c->bytes == bytes && c->alignment == alignment) {
-      state_->next = c + 1;
-      return c->taken;
-    }
-    return state_->allocate(bytes, alignment);
+    if (void* const p = state_->replay(bytes, alignment)) return p;
+    return state_->allocate(bytes, alignment, [&] { return state_->upstream.allocate_sync(bytes, alignment); });
   }
 
   /// Gives a block back.
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (!p) return;
-    const call* const c = state_->next;
-    if (c->given == p)
-      state_->next = c + 1;
-    else
-      state_->deallocate(static_cast<std::byte*>(p), bytes, alignment);
-  }
-
-  /// As `allocate_sync`: the host's queue does everything at once.
-  void* allocate(host::queue, std::size_t bytes, std::size_t alignment) { return allocate_sync(bytes, alignment); }
-
-  /// As `deallocate_sync`.
-  void deallocate(host::queue, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    deallocate_sync(p, bytes, alignment);
+    if (!p || state_->replay(p)) return;
+    state_->deallocate(static_cast<std::byte*>(p), bytes,
+                       [&]() noexcept { state_->upstream.deallocate_sync(p, bytes, alignment); });
   }
 
   /// Whether the current step is answered from a plan.
@@ -145,26 +159,41 @@ template <class Upstream = host_resource> class planned {
       held = 0;
     }
 
-    void* allocate(std::size_t bytes, std::size_t alignment) {
+    // The planned address, if the call is the one that comes next; else null.
+    void* replay(std::size_t bytes, std::size_t alignment) noexcept {
+      const call* const c = next;
+      if (!c->taken || c->bytes != bytes || c->alignment != alignment) return nullptr;
+      next = c + 1;
+      return c->taken;
+    }
+    // Whether giving this block back is what comes next.
+    bool replay(const void* p) noexcept {
+      const call* const c = next;
+      if (c->given != p) return false;
+      next = c + 1;
+      return true;
+    }
+
+    template <class Take> void* allocate(std::size_t bytes, std::size_t alignment, Take&& take) {
       if (now == phase::replaying && bytes != 0) {
         if (next != last() && next->bytes == bytes && next->alignment == alignment)  // one that outlived its step
           ++next;
         else
           deviate("allocates", bytes);
       }
-      void* const p = upstream.allocate_sync(bytes, alignment);
+      void* const p = take();
       if (p && now == phase::recording) record_allocation(p, bytes, alignment);
       return p;
     }
 
-    void deallocate(std::byte* p, std::size_t bytes, std::size_t alignment) noexcept {
+    template <class Give> void deallocate(std::byte* p, std::size_t bytes, Give&& give) noexcept {
       if (base && reinterpret_cast<std::uintptr_t>(p) - reinterpret_cast<std::uintptr_t>(base) < held) {
         if (now == phase::replaying) deviate("gives back", bytes);
         --live;
         return;
       }
       if (now == phase::recording) record_deallocation(p);
-      upstream.deallocate_sync(p, bytes, alignment);
+      give();
     }
 
     // Blocks of the plan that are live.

@@ -345,5 +345,7 @@ template <class Backend, class Upstream> class queue_pool {
   std::shared_ptr<state> state_;
 };
 
+static_assert(resource<queue_pool<host, host_resource>>);
+
 }  // namespace v0
 }  // namespace heddle
