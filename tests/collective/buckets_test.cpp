@@ -1,8 +1,6 @@
 // SPDX-FileCopyrightText: The Heddle authors
 // SPDX-License-Identifier: Apache-2.0
-#include <heddle/collective/buckets.hpp>
-#include <heddle/collective/mixed_radix.hpp>
-#include <heddle/collective/price.hpp>
+#include <heddle/collective/automatic_buckets.hpp>
 
 #include "../support/catch.hpp"
 
@@ -127,6 +125,42 @@ TEST_CASE("layouts refuse what they can't hold") {
   CHECK_THROWS_AS((hd::buckets{}.layout(counts, user)), hd::argument_error);
   CHECK_THROWS_AS((hd::buckets{}.layout(counts, types, {}, layer)), hd::argument_error);
   CHECK(hd::buckets{}.layout({}, {}).empty());
+}
+
+namespace {
+// When the last bucket has arrived: gradients become ready one after the other, in equal times that sum up to the time of
+// the whole exchange, and buckets travel one after the other.
+template <class Topology, class Buckets>
+double finished(const Topology& t, const hd::links& l, const std::vector<std::size_t>& bytes, const Buckets& plan) {
+  const double backward = hd::price(t, 8, bytes[0] * bytes.size(), l), each = backward / static_cast<double>(bytes.size());
+  double now = 0.0;
+  for (const hd::bucket b : plan) {
+    const double ready = each * static_cast<double>(bytes.size() - b.first);
+    now = std::max(now, ready) + hd::price(t, 8, (b.last - b.first) * bytes[0], l);
+  }
+  return now;
+}
+}  // namespace
+
+TEST_CASE("buckets by the model are never worse than 1.05 times the best fixed cap") {
+  const auto compare = [](const auto& t) {
+    for (const double alpha : {1e-6, 1e-5, 1e-4}) {
+      for (const double beta : {1e-10, 1e-9, 1e-8}) {
+        for (const std::size_t size : {std::size_t{1} << 10, std::size_t{1} << 15, std::size_t{1} << 20}) {
+          const hd::links l{{{alpha, beta}, hd::sharing::rank}, {}, 0, 0};
+          const std::vector<std::size_t> bytes(48, size);
+          double best = 1e9;
+          for (std::size_t k = 1; k <= bytes.size(); ++k)
+            best = std::min(best, finished(t, l, bytes, hd::buckets{k * size, k * size}.plan(bytes)));
+          CAPTURE(alpha, beta, size);
+          CHECK(finished(t, l, bytes, hd::automatic_buckets{l}.plan(t, 8, bytes)) <= 1.05 * best);
+        }
+      }
+    }
+  };
+  compare(hd::ring{});
+  compare(hd::direct{});
+  compare(hd::halving_doubling{});
 }
 
 TEST_CASE("bucket sizes by the model are near the best of all sizes") {

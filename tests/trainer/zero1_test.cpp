@@ -3,6 +3,7 @@
 //
 // The sharded optimizer against the unsharded one, bit for bit, and both against double precision. Topologies and rules
 // are chosen at run time, so that few trainers are compiled.
+#include <heddle/collective/automatic_buckets.hpp>
 #include <heddle/mode/zero1.hpp>
 #include <heddle/optim/lamb.hpp>
 #include <heddle/optim/lars.hpp>
@@ -273,6 +274,16 @@ TEST_CASE("a sharded checkpoint goes on with the same and with other numbers of 
   std::remove((dir.path() + "/checkpoint-1.rank-1").c_str());
   CHECK_THROWS_AS(run(hd::strategy{.topology = any_topology{}, .mode = hd::zero1{}}, plain_rule{}, {.ranks = 2, .load = dir.path()}),
                   hd::file_error);
+}
+
+TEST_CASE("buckets by the model train to the same values, in as many messages as the model says") {
+  const hd::links costs{{{1e-6, 1e-9}, hd::sharing::rank}, {}, 0, 0};
+  const auto plan =
+      hd::strategy{.topology = any_topology{4}, .mode = hd::zero1{}, .buckets = hd::automatic_buckets{costs}};
+  const std::vector<std::size_t> bytes{28, 0, 4000, 4, 132};
+  CHECK(plan.buckets.plan(hd::direct{}, 3, bytes).size() > 1);
+  const auto fixed = hd::strategy{.topology = any_topology{4}, .mode = hd::zero1{}};
+  CHECK((run(plan, plain_rule{}, {.ranks = 3}) == run(fixed, plain_rule{}, {.ranks = 3})));
 }
 
 TEST_CASE("a limit on the global norm is refused where gradients are held back, and where it isn't a limit") {

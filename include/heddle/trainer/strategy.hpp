@@ -22,6 +22,12 @@ template <class Compressor> using last_part = std::remove_cvref_t<decltype(last_
 template <class Compressor> inline constexpr bool owns_momentum = requires { requires Compressor::owns_momentum; };
 template <class Mode> inline constexpr bool outer_momentum = requires { requires Mode::outer_momentum; };
 template <class Mode> inline constexpr bool shards_optimizer = requires { requires Mode::averages == average::shards; };
+template <class Buckets, class Topology>
+inline constexpr bool plans_by_topology = requires(const Buckets& b, const Topology& t, std::span<const std::size_t> n) {
+  b.plan(t, 1, n, sizeof(float));
+};
+template <class Buckets, class Topology>
+inline constexpr bool plans_buckets = std::is_same_v<Buckets, buckets> || plans_by_topology<Buckets, Topology>;
 }  // namespace detail
 
 /// @brief How a model is trained, chosen at compile time slot by slot.
@@ -31,13 +37,13 @@ template <class Mode> inline constexpr bool shards_optimizer = requires { requir
 ///
 /// Types choose code, fields choose numbers; an omitted slot takes its default. Each slot can be used on its own too.
 template <class Topology = ring, class Compressor = none, class Mode = every_step, class Precision = full_precision,
-          class Recompute = recompute::none, class Memory = host_resource>
+          class Recompute = recompute::none, class Memory = host_resource, class Buckets = heddle::buckets>
 struct strategy {
   Topology topology{};        ///< How bytes travel.
   Compressor compressor{};    ///< What a gradient becomes before it travels.
   Mode mode{};                ///< When replicas meet.
   Precision precision{};      ///< Number formats.
-  heddle::buckets buckets{};  ///< How tensors are grouped into messages.
+  Buckets buckets{};          ///< How tensors are grouped into messages.
   Recompute recompute{};      ///< Which activations are computed again; taken by recompute::chain.
   Memory memory{};            ///< Where optimizer, compressor and mode state live.
   std::size_t lanes = 1;      ///< How many buckets may travel at the same time, 1 .. 64; the same on all ranks.
@@ -69,6 +75,9 @@ struct strategy {
                 "heddle::strategy: .precision must be full_precision{}; see docs/trainer.md");
   static_assert(recompute::policy<Recompute>,
                 "heddle::strategy: .recompute must provide plan(); see docs/recompute.md");
+  static_assert(detail::plans_buckets<Buckets, Topology>,
+                "heddle::strategy: .buckets must be buckets{} or provide plan(topology, ranks, bytes, wire); see "
+                "docs/collective.md");
   static_assert(resource<Memory>,
                 "heddle::strategy: .memory must provide allocate() and deallocate(); see docs/memory.md");
 };

@@ -46,7 +46,7 @@ template <class Strategy, class Comm> class averager {
     if (slots) std::fill(state_.begin(), state_.end(), 0.0f);
     std::vector<std::size_t> bytes;
     for (const tensor& t : tensors_) bytes.push_back(t.count * sizeof(float));
-    for (const bucket b : plan_.buckets.plan(bytes)) buckets_.emplace_back(b);
+    for (const bucket b : plan_buckets(bytes)) buckets_.emplace_back(b);
     factors_.assign(tensors_.size(), 1.0f);
     bucket_of_.resize(tensors_.size());
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
@@ -189,6 +189,12 @@ template <class Strategy, class Comm> class averager {
     counting<Comm>& comm;
     tell_plan<std::uint64_t, counting<Comm>> tell_size{};  // of packets
   };
+
+  auto plan_buckets(const std::vector<std::size_t>& bytes) const {
+    if constexpr (plans_by_topology<std::remove_cvref_t<decltype(Strategy::buckets)>, topology_type>)
+      return plan_.buckets.plan(plan_.topology, comm_.size(), bytes, sizeof(wire));
+    else return plan_.buckets.plan(bytes);
+  }
 
   std::size_t fill_offsets() {
     for (const tensor& t : tensors_) {
