@@ -242,3 +242,76 @@ TEST_CASE("out of place, and buffers that overlap are refused") {
                   hd::argument_error);
   hd::all_gather(alone, hd::ring{}, std::span<const float>(all.first(3)), all.first(3));  // in its place
 }
+
+namespace {
+struct compensated {  // a float sum with what it has lost
+  float sum = 0.0f, lost = 0.0f;
+  compensated() = default;
+  explicit compensated(float x) : sum(x) {}
+  explicit operator float() const { return sum + lost; }
+};
+struct add_exactly {
+  compensated operator()(compensated a, compensated b) const {
+    compensated c;
+    c.sum = a.sum + b.sum;
+    const float of_b = c.sum - a.sum;
+    c.lost = (a.sum - (c.sum - of_b)) + (b.sum - of_b) + a.lost + b.lost;
+    return c;
+  }
+};
+struct fixed {  // a 16-bit fixed-point number
+  std::int16_t bits = 0;
+  fixed() = default;
+  explicit fixed(double x) : bits(static_cast<std::int16_t>(std::lround(x * 256))) {}
+  explicit operator double() const { return bits / 256.0; }
+};
+
+// On every rank: `op` over each rank's value, on a topology.
+template <class Element, class Topology, class Op>
+Element over_ranks(const Topology& t, int ranks, const Op& op, const std::vector<Element>& of) {
+  Element result{};
+  hd::threads::run(ranks, [&](auto& comm) {
+    std::vector<Element> data(1500, of[static_cast<std::size_t>(comm.rank()) % of.size()]);
+    RANK_CHECK(!hd::all_reduce(comm, t, std::span<Element>(data), op));
+    for (const Element& x : data) RANK_CHECK(std::memcmp(&x, &data[0], sizeof x) == 0);
+    if (comm.rank() == 0) result = data[0];
+  });
+  return result;
+}
+}  // namespace
+
+TEST_CASE("the accumulator is a policy: narrower, wider, or the user's own") {
+  const std::vector<float> cancel{1e8f, 1.0f, -1e8f, 1.0f};
+  const auto both = [&](const auto& op, const auto& of) {
+    const auto a = over_ranks(hd::direct{}, 4, op, of), b = over_ranks(hd::native{}, 4, op, of);
+    CHECK(std::memcmp(&a, &b, sizeof a) == 0);
+    return a;
+  };
+  CHECK(both(hd::sum{}, cancel) == 2.0f);  // in double
+  CHECK(both(hd::accumulate_in<float>(hd::sum{}), cancel) == 1.0f);
+  CHECK(both(hd::accumulate_in<float>(hd::mean{}), cancel) == 0.25f);
+  CHECK(both(hd::accumulate_in<compensated>(add_exactly{}), cancel) == 2.0f);
+  CHECK(both(hd::accumulate_in<float>([](float a, float b) { return a > b ? a : b; }), cancel) == 1e8f);
+  CHECK(both(hd::accumulate_in<double>(hd::max{}), std::vector<std::int32_t>{3, -7, 9, 2}) == 9);
+  CHECK(both(hd::accumulate_in<std::int64_t>(hd::mean{}), std::vector<std::int32_t>{1 << 30, 1 << 30, 1 << 30, 1 << 30}) == 1 << 30);
+  CHECK(static_cast<double>(both(hd::accumulate_in<double>(hd::mean{}), std::vector{fixed(100.0), fixed(101.0)})) == 100.5);
+  CHECK(static_cast<double>(over_ranks(hd::ring{}, 3, hd::accumulate_in<double>(hd::sum{}), std::vector{fixed(1.25)})) == 3.75);
+  for (const float x : {20000.0f, 6e-8f}) {  // float16 travels divided by a power of two, in any accumulator
+    const std::vector<hd::float16> of{hd::float16(x)};
+    const auto mean_in_double = hd::accumulate_in<double>(hd::mean{});
+    CHECK(static_cast<float>(over_ranks(hd::ring{}, 4, mean_in_double, of)) == static_cast<float>(of[0]));
+    CHECK(static_cast<float>(over_ranks(hd::halving_doubling{}, 8, mean_in_double, of)) == static_cast<float>(of[0]));
+  }
+  const std::vector<hd::bfloat16> ones{hd::bfloat16(1.0f)};
+  CHECK(static_cast<float>(over_ranks(hd::direct{}, 7, hd::accumulate_in<double>(hd::mean{}), ones)) == 1.0f);
+}
+
+TEST_CASE("ranks that accumulate in different types are told apart") {
+  CHECK_THROWS_AS(hd::threads::run({.ranks = 2, .deadline = 2s},
+                                   [](auto& comm) {
+                                     std::vector<float> data(10);
+                                     if (comm.rank()) hd::all_reduce(comm, hd::ring{}, std::span(data));
+                                     else hd::all_reduce(comm, hd::ring{}, std::span(data), hd::accumulate_in<float>(hd::sum{}));
+                                   }),
+                  hd::comm_error);
+}

@@ -3,7 +3,10 @@
 #include <heddle/collective/all_reduce.hpp>
 #include <heddle/collective/gather.hpp>
 #include <heddle/collective/hierarchical.hpp>
+#include <heddle/collective/leaders.hpp>
 #include <heddle/collective/mixed_radix.hpp>
+#include <heddle/collective/pipelined.hpp>
+#include <heddle/collective/recursive_doubling.hpp>
 #include <heddle/comm/counting.hpp>
 #include <heddle/comm/threads.hpp>
 
@@ -132,6 +135,37 @@ TEST_CASE("all_reduce over mpi: torus_2d") { check_topology("torus_2d", hd::toru
 TEST_CASE("all_reduce over mpi: hierarchical") { check_topology("hierarchical", hd::hierarchical<>{.group = 2}); }
 TEST_CASE("all_reduce over mpi: direct") { check_topology("direct", hd::direct{}); }
 TEST_CASE("all_reduce over mpi: in pieces") { check_topology("ring in pieces", hd::ring{}, 1000); }
+
+TEST_CASE("all_reduce over mpi: trees, leaders and pipelines") {
+  on_ranks([](auto& comm) {
+    const auto few = [&](const char* name, const auto& t) {
+      for (const std::size_t n : {std::size_t{0}, std::size_t{1}, std::size_t{17}, std::size_t{1025}}) {
+        check<float>(comm, name, late(t), n, hd::sum{});
+        check<float>(comm, name, late(t), n, hd::mean{});
+      }
+    };
+    few("recursive_doubling", hd::recursive_doubling{});
+    few("tree", hd::tree{});
+    few("double_tree", hd::double_tree{});
+    few("leaders", hd::leaders<hd::recursive_doubling>{.group = 2});
+    few("pipelined tree", hd::pipelined<hd::tree>{.chunks = 3});
+    few("pipelined hierarchical", hd::pipelined<hd::hierarchical<>>{{.group = 2}, 3, 2});
+  });
+}
+
+TEST_CASE("an accumulator of the caller's choice over mpi, by a schedule and by MPI's own all-reduce") {
+  on_ranks([](auto& comm) {
+    const int p = comm.size();
+    const auto op = hd::accumulate_in<double>(hd::mean{});
+    std::vector<hd::bfloat16> a(100, hd::bfloat16(1.0f)), b = a;
+    hd::all_reduce(comm, hd::direct{}, std::span<hd::bfloat16>(a), op);
+    hd::all_reduce(comm, hd::native{}, std::span<hd::bfloat16>(b), op);
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      CHECK(static_cast<float>(a[i]) == 1.0f);
+      CHECK(std::abs(static_cast<float>(b[i]) - 1.0f) <= static_cast<float>(p) * 0x1p-8f);
+    }
+  });
+}
 
 TEST_CASE("the other collectives over mpi") {
   on_ranks([](auto& comm) {

@@ -22,18 +22,19 @@ struct reduce_operands {
   Op op;
 
   HEDDLE_HD void operator()(std::size_t i) const {
-    constexpr bool builtin = reduction_id<Op> != 255;
-    constexpr bool adds = std::is_same_v<Op, sum> || std::is_same_v<Op, mean>;
-    using acc = std::conditional_t<builtin, typename wide<Element>::type, Element>;
-    acc a = static_cast<acc>(in[0][i]);
-    for (int k = 1; k < inputs; ++k) a = combine(op, a, static_cast<acc>(in[k][i]));
-    if constexpr (adds && std::is_integral_v<Element>) {
+    using parts = operation_parts<Op>;
+    using plain = typename parts::plain;
+    using acc = typename parts::template accumulator<Element>;
+    constexpr bool adds = std::is_same_v<plain, sum> || std::is_same_v<plain, mean>;
+    acc a = cast_to<acc>(in[0][i]);
+    for (int k = 1; k < inputs; ++k) a = combine(parts::get(op), a, cast_to<acc>(in[k][i]));
+    if constexpr (adds && std::is_integral_v<acc>) {
       const acc divisor = static_cast<acc>(1.0 / factor + 0.5);
       if (divisor != 1) a /= divisor;
     } else if constexpr (adds) {
       a = static_cast<acc>(static_cast<double>(a) * factor);
     }
-    out[i] = static_cast<Element>(a);
+    out[i] = cast_to<Element>(a);
   }
 };
 }  // namespace detail
@@ -57,7 +58,8 @@ class bulk_leaf {
 
   /// The leaf; it refers to this object.
   leaf get() const noexcept {
-    return {dtype_of<Element>, detail::reduction_id<Op>, std::is_same_v<Op, mean>, sizeof(Element), &reduce, this};
+    return {dtype_of<Element>, detail::reduction_id<Op>, std::is_same_v<typename detail::operation_parts<Op>::plain, mean>,
+            sizeof(Element), &reduce, this};
   }
 
  private:

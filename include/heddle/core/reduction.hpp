@@ -28,6 +28,26 @@ struct min {};
 /// @brief Elementwise maximum; a NaN of any rank reaches every rank.
 struct max {};
 
+/// @brief An operation with an accumulator of your choice; made by `accumulate_in`.
+template <class Accumulator, class Op>
+struct accumulating {
+  Op op{};  ///< What combines two accumulators.
+};
+/// @brief Lets an operation combine in Accumulator instead of the type's own choice (double for float, float for 16-bit
+/// types, the element itself for a user's operation):
+///
+///     hd::all_reduce(comm, hd::direct{}, data, hd::accumulate_in<float>(hd::sum{}));     // float in float: faster
+///     hd::all_reduce(comm, hd::direct{}, data, hd::accumulate_in<exact_sum>(add{}));     // your type, your functor
+///
+/// Each step of a topology converts its operands with static_cast, combines them in order, and converts the result back;
+/// so partial results travel as elements, and with `direct` and `native` nothing is rounded in between. An element of
+/// your own may have a built-in operation this way, if the accumulator is a number.
+/// @tparam Accumulator Default constructible, from and to the element by static_cast; a number for sum to mean.
+template <class Accumulator, class Op>
+constexpr accumulating<Accumulator, Op> accumulate_in(const Op& op) {
+  return {op};
+}
+
 /// @brief One operand of a reduction: elements and, for float16, the power of two their stored values were divided by.
 struct operand {
   const void* data;  ///< First element.
@@ -51,7 +71,7 @@ struct leaf {
   const void* context;    ///< The user's functor, or null. Must outlive the call.
 
   /// Whether partial results are stored divided by a power of two: float16 sums, which would leave the range otherwise.
-  constexpr bool scaled() const noexcept { return type == dtype::f16 && (id == 1 || id == 2); }
+  constexpr bool scaled() const noexcept { return type == dtype::f16 && ((id & 15) == 1 || (id & 15) == 2); }
 };
 
 namespace detail {
@@ -72,6 +92,38 @@ template <> inline constexpr std::uint8_t reduction_id<mean> = 2;
 template <> inline constexpr std::uint8_t reduction_id<min> = 3;
 template <> inline constexpr std::uint8_t reduction_id<max> = 4;
 template <> inline constexpr std::uint8_t reduction_id<product> = 5;
+
+// What an operation is made of: itself, and the accumulator for an element type.
+template <class Op>
+struct operation_parts {
+  using plain = Op;
+  static constexpr bool chosen = false;
+  template <class Element>
+  using accumulator = std::conditional_t<reduction_id<Op> != 255, typename wide<Element>::type, Element>;
+  HEDDLE_HD static constexpr const Op& get(const Op& o) noexcept { return o; }
+};
+template <class Accumulator, class Op>
+struct operation_parts<accumulating<Accumulator, Op>> {
+  using plain = Op;
+  static constexpr bool chosen = true;
+  template <class Element>
+  using accumulator = Accumulator;
+  HEDDLE_HD static constexpr const Op& get(const accumulating<Accumulator, Op>& o) noexcept { return o.op; }
+};
+// 5 or fewer say which built-in operation, the upper bits which accumulator, 0 for the type's own.
+template <class Accumulator, class Op>
+inline constexpr std::uint8_t reduction_id<accumulating<Accumulator, Op>> =
+    reduction_id<Op> == 255 ? 255 : reduction_id<Op> + 16 * (1 + static_cast<int>(dtype_of<Accumulator>));
+
+// static_cast, through float where one side is a 16-bit float.
+template <class To, class From>
+HEDDLE_HD constexpr To cast_to(const From& x) {
+  constexpr bool from_half = std::is_same_v<From, float16> || std::is_same_v<From, bfloat16>;
+  constexpr bool to_half = std::is_same_v<To, float16> || std::is_same_v<To, bfloat16>;
+  if constexpr (std::is_same_v<To, From>) return x;
+  else if constexpr (from_half || to_half) return static_cast<To>(static_cast<float>(x));
+  else return static_cast<To>(x);
+}
 
 template <class Op, class A>
 HEDDLE_HD constexpr A combine(const Op& op, A a, A b) {
@@ -178,16 +230,61 @@ template <class Element, class Op>
   }
 }
 
+// Any type and operation in a chosen accumulator.
+template <class Element, class Op>
+[[gnu::always_inline]] inline bool reduce_chosen(const void* context, const operand* in, int inputs, Element* out,
+                                                 std::size_t count, int exponent, double factor) {
+  using plain = typename operation_parts<Op>::plain;
+  using acc = typename operation_parts<Op>::template accumulator<Element>;
+  constexpr bool adds = std::is_same_v<plain, sum> || std::is_same_v<plain, mean>, numbers = std::is_arithmetic_v<acc>;
+  constexpr bool scaled = adds && numbers && std::is_same_v<Element, float16>;
+  static_assert(reduction_id<plain> == 255 || numbers,
+                "heddle::accumulate_in: sum, mean, product, min and max need a number to accumulate in");
+  const auto load = [in](int k, std::size_t i) -> acc {
+    const acc x = cast_to<acc>(static_cast<const Element*>(in[k].data)[i]);
+    if constexpr (scaled) return static_cast<acc>(x * static_cast<acc>(pow2(in[k].exponent)));
+    else return x;
+  };
+  bool left_range = false;
+  acc a[reduce_block<acc>];
+  for (std::size_t base = 0; base < count; base += reduce_block<acc>) {
+    const std::size_t m = (std::min)(reduce_block<acc>, count - base);
+    for (std::size_t i = 0; i < m; ++i) a[i] = load(0, base + i);
+    for (int k = 1; k < inputs; ++k) {
+      for (std::size_t i = 0; i < m; ++i) {
+        if constexpr (reduction_id<plain> != 255) a[i] = combine(plain{}, a[i], load(k, base + i));
+        else a[i] = combine(*static_cast<const plain*>(context), a[i], load(k, base + i));
+      }
+    }
+    if constexpr (adds && numbers) {
+      const double f = factor * pow2(scaled ? -exponent : 0);
+      for (std::size_t i = 0; i < m && f != 1.0; ++i) {
+        if constexpr (std::is_integral_v<acc>) a[i] = static_cast<acc>(a[i] / static_cast<acc>(1.0 / f + 0.5));
+        else a[i] = static_cast<acc>(a[i] * f);
+      }
+    }
+    for (std::size_t i = 0; i < m; ++i) {
+      out[base + i] = cast_to<Element>(a[i]);
+      if constexpr (scaled && std::is_floating_point_v<acc>)
+        left_range |= (out[base + i].bits & 0x7c00u) == 0x7c00u && std::isfinite(a[i]);
+    }
+  }
+  return left_range;
+}
+
 template <class Element, class Op>
 inline constexpr bool reduces_halves =
-    reduction_id<Op> != 255 && (std::is_same_v<Element, float16> || std::is_same_v<Element, bfloat16>);
+    !operation_parts<Op>::chosen && reduction_id<Op> != 255 &&
+    (std::is_same_v<Element, float16> || std::is_same_v<Element, bfloat16>);
 
 // A leaf's loop, for any processor.
 template <class Element, class Op>
 bool reduce_loop(const void* context, const operand* in, int inputs, void* out, std::size_t count, int exponent,
                  double factor) {
   Element* const o = static_cast<Element*>(out);
-  if constexpr (reduces_halves<Element, Op>) {
+  if constexpr (operation_parts<Op>::chosen) {
+    return reduce_chosen<Element, Op>(context, in, inputs, o, count, exponent, factor);
+  } else if constexpr (reduces_halves<Element, Op>) {
     return reduce_halves<Element, Op>(in, inputs, o, count, exponent, factor, isa::portable);
   } else {
     reduce_elements<Element, Op>(context, in, inputs, o, count, factor);
@@ -258,7 +355,9 @@ template <class Element, class Op>
 __attribute__((target("avx2,f16c"))) bool reduce_loop_avx2(const void* context, const operand* in, int inputs,
                                                            void* out, std::size_t count, int exponent, double factor) {
   Element* const o = static_cast<Element*>(out);
-  if constexpr (reduces_halves<Element, Op>) {
+  if constexpr (operation_parts<Op>::chosen) {
+    return reduce_chosen<Element, Op>(context, in, inputs, o, count, exponent, factor);
+  } else if constexpr (reduces_halves<Element, Op>) {
     if constexpr (std::is_same_v<Element, float16> && (std::is_same_v<Op, sum> || std::is_same_v<Op, mean>)) {
       if (inputs == 2 && std::bit_cast<std::uint64_t>(factor) << 12 == 0) {  // a power of two
         const auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(factor));
@@ -294,12 +393,13 @@ leaf::function best_reduce_loop() noexcept {
 template <class Element, class Op>
 leaf leaf_of(const Op& op) {
   static_assert(std::is_trivially_copyable_v<Element>, "heddle: an element type must be trivially copyable");
+  using parts = detail::operation_parts<Op>;
   constexpr bool builtin = detail::reduction_id<Op> != 255;
-  static_assert(!builtin || dtype_of<Element> != dtype::other,
+  static_assert(!builtin || parts::chosen || dtype_of<Element> != dtype::other,
                 "heddle: sum, mean, product, min and max need a built-in element type; pass your own operation for "
-                "your own type");
-  return {dtype_of<Element>, detail::reduction_id<Op>, std::is_same_v<Op, mean>, sizeof(Element),
-          detail::best_reduce_loop<Element, Op>(), builtin ? nullptr : &op};
+                "your own type, or accumulate_in a number");
+  return {dtype_of<Element>, detail::reduction_id<Op>, std::is_same_v<typename parts::plain, mean>, sizeof(Element),
+          detail::best_reduce_loop<Element, Op>(), builtin ? nullptr : &parts::get(op)};
 }
 
 }  // namespace v0

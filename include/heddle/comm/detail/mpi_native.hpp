@@ -26,12 +26,17 @@ inline MPI_Datatype type_of(dtype t) noexcept {
   }
 }
 
+// A sum or a mean in the type's own accumulator.
+inline bool adds(const leaf& l) noexcept {
+  return l.id == heddle::detail::reduction_id<sum> || l.id == heddle::detail::reduction_id<mean>;
+}
+
 // MPI's own operation that gives what the leaf gives, up to rounding; null where there is none: MPI's minimum and
 // maximum of floating-point numbers may lose a NaN. A mean is a sum here.
 inline MPI_Op operation_of(const leaf& l) noexcept {
   if (type_of(l.type) == MPI_DATATYPE_NULL) return MPI_OP_NULL;
   const bool floating = l.type == dtype::f32 || l.type == dtype::f64;
-  if (l.id == heddle::detail::reduction_id<sum> || l.average) return MPI_SUM;
+  if (adds(l)) return MPI_SUM;
   if (l.id == heddle::detail::reduction_id<heddle::min> && !floating) return MPI_MIN;
   if (l.id == heddle::detail::reduction_id<heddle::max> && !floating) return MPI_MAX;
   return MPI_OP_NULL;
@@ -95,7 +100,7 @@ class natives : public rounds {
     agree(h);
     own();
     const double factor = l.average ? 1.0 / size() : 1.0;
-    const bool sums = l.id == heddle::detail::reduction_id<sum> || l.average;
+    const bool sums = adds(l);
     if (sums && l.type == dtype::f16) return reduce_wide<float16>(h, in, out, count, factor);
     if (sums && l.type == dtype::bf16) return reduce_wide<bfloat16>(h, in, out, count, factor);
     if (const MPI_Op op = operation_of(l); op != MPI_OP_NULL) {
@@ -105,7 +110,8 @@ class natives : public rounds {
     }
     const own_operation own(l);
     reduce_as(h, in, out, count, l.bytes, session_->piece(), own.type(), own.op());
-    return own.left_range();
+    const operand all{out, 0};
+    return (l.average && l.reduce(l.context, &all, 1, out, count, 0, factor)) || own.left_range();
   }
 
  protected:
