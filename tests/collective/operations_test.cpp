@@ -3,6 +3,8 @@
 #include <heddle/collective/gather.hpp>
 #include <heddle/comm/self.hpp>
 #include <heddle/comm/threads.hpp>
+#include <heddle/core/bulk_reduction.hpp>
+#include <heddle/core/host.hpp>
 
 #include "../support/catch.hpp"
 #include "../support/rank_check.hpp"
@@ -304,6 +306,24 @@ TEST_CASE("the accumulator is a policy: narrower, wider, or the user's own") {
   }
   const std::vector<hd::bfloat16> ones{hd::bfloat16(1.0f)};
   CHECK(static_cast<float>(over_ranks(hd::direct{}, 7, hd::accumulate_in<double>(hd::mean{}), ones)) == 1.0f);
+}
+
+TEST_CASE("a chosen accumulator gives the same bits where the loop is a backend's") {
+  const auto same = [](auto element, const auto& op) {
+    using Element = decltype(element);
+    std::vector<Element> x(1000), a(1000), b(1000);
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] = Element(0.37f * static_cast<float>(i) - 100.0f);
+    const hd::operand in[3] = {{x.data(), 0}, {x.data() + 1, 0}, {x.data() + 2, 0}};
+    const hd::bulk_leaf<hd::host, Element, std::remove_cvref_t<decltype(op)>> bulk(op, {});
+    const hd::leaf l = hd::leaf_of<Element>(op), m = bulk.get();
+    l.reduce(l.context, in, 3, a.data(), 998, 0, 1.0 / 3);
+    m.reduce(m.context, in, 3, b.data(), 998, 0, 1.0 / 3);
+    CHECK(std::memcmp(a.data(), b.data(), a.size() * sizeof(Element)) == 0);
+    CHECK((l.id == m.id && l.average == m.average));
+  };
+  same(hd::bfloat16{}, hd::accumulate_in<double>(hd::mean{}));
+  same(float{}, hd::accumulate_in<float>(hd::sum{}));
+  same(float{}, hd::accumulate_in<double>([](double p, double q) { return p > q ? p : q; }));
 }
 
 TEST_CASE("ranks that accumulate in different types are told apart") {

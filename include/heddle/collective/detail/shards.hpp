@@ -14,7 +14,8 @@ template <class Piece, class State>
 void pack_shards(archive_writer& out, const std::vector<Piece>& pieces, std::size_t slots, State&& state) {
   out.put(static_cast<std::uint64_t>(pieces.size()));
   for (const Piece& p : pieces) {
-    for (const std::size_t x : {p.tensor, p.begin, p.count}) out.put(static_cast<std::uint64_t>(x));
+    const std::uint64_t where[3] = {p.tensor, p.begin, p.count};
+    for (const std::uint64_t x : where) out.put(x);
     for (std::size_t k = 0; k < slots; ++k) out.put(state(k, p.state), p.count);
   }
 }
