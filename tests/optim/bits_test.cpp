@@ -3,6 +3,8 @@
 
 // The rules give, bit for bit, what loops over single elements give, whatever the size and the alignment.
 #include <heddle/optim/adamw.hpp>
+#include <heddle/optim/lamb.hpp>
+#include <heddle/optim/lars.hpp>
 #include <heddle/optim/sgd.hpp>
 
 #include "../support/catch.hpp"
@@ -102,7 +104,49 @@ void check_bits(const Rule& rule, float decay_scale) {
     }
   }
 }
+
+// The same for layerwise rules, given the ratio.
+void one(const hd::lars& rule, double ratio, float& p, float g, float& v, float&, const hd::update_context& x) {
+  v = rule.momentum * v + static_cast<float>(x.lr * ratio) * (g + rule.weight_decay * x.decay_scale * p);
+  p -= v;
+}
+void one(const hd::lamb& rule, double ratio, float& p, float g, float& m, float& v, const hd::update_context& x) {
+  const double t = static_cast<double>(x.step) + 1.0;
+  const auto c1 = static_cast<float>(1.0 / (1.0 - std::pow(static_cast<double>(rule.beta1), t)));
+  const auto c2 = static_cast<float>(1.0 / (1.0 - std::pow(static_cast<double>(rule.beta2), t)));
+  m = rule.beta1 * m + (1.0f - rule.beta1) * g;
+  v = rule.beta2 * v + (1.0f - rule.beta2) * (g * g);
+  const float r = m * c1 / (std::sqrt(v * c2) + rule.eps) + rule.weight_decay * x.decay_scale * p;
+  p -= static_cast<float>(x.lr * ratio) * r;
+}
+
+template <class Rule>
+void check_layerwise_bits(const Rule& rule) {
+  for (const std::size_t n : sizes()) {
+    std::mt19937 random(static_cast<unsigned>(n));
+    arrays a(n, 1);
+    a.fill(0, random);
+    arrays b = a;
+    for (std::size_t step = 0; step < 3; ++step) {
+      const hd::update_context x{.lr = 0.01f, .step = step};
+      a.fill(1, random);
+      b.all[1] = a.all[1];
+      arrays probe = a;
+      float *const of_probe[2] = {probe.data(2), probe.data(3)}, *const state[2] = {a.data(2), a.data(3)};
+      const double ratio = rule.ratio(rule.advance(probe.data(0), probe.data(1), of_probe, n, x), x);
+      rule.update(a.data(0), a.data(1), state, n, x);
+      for (std::size_t i = 0; i < n; ++i) one(rule, ratio, b.data(0)[i], b.data(1)[i], b.data(2)[i], b.data(3)[i], x);
+    }
+    INFO("n " << n);
+    CHECK(a.same(b));
+  }
+}
 }  // namespace
+
+TEST_CASE("lars and lamb give the bits of a loop over single elements") {
+  check_layerwise_bits(hd::lars{.momentum = 0.9f, .weight_decay = 0.1f});
+  check_layerwise_bits(hd::lamb{.weight_decay = 0.1f});
+}
 
 TEST_CASE("sgd gives the bits of a loop over single elements") {
   for (const float momentum : {0.0f, 0.9f}) {

@@ -41,8 +41,10 @@ struct any_topology {
 
 struct plain_rule {
   bool adam = true;
+  std::size_t fails_at = 1000;
   static constexpr int slots = 2;
   void update(float* p, const float* g, float* const* s, std::size_t n, const hd::update_context& x) const {
+    if (x.step == fails_at) throw std::runtime_error("the rule failed");
     if (adam) hd::adamw{.weight_decay = 0.1f}.update(p, g, s, n, x);
     else hd::sgd{.momentum = 0.9f, .nesterov = true}.update(p, g, s, n, x);
   }
@@ -274,6 +276,27 @@ TEST_CASE("a sharded checkpoint goes on with the same and with other numbers of 
   std::remove((dir.path() + "/checkpoint-1.rank-1").c_str());
   CHECK_THROWS_AS(run(hd::strategy{.topology = any_topology{}, .mode = hd::zero1{}}, plain_rule{}, {.ranks = 2, .load = dir.path()}),
                   hd::file_error);
+}
+
+TEST_CASE("a rank that fails between the halves ends the others, which wait for its parameters") {
+  int told = 0;
+  std::mutex lock;
+  CHECK_THROWS_WITH(hd::threads::run({.ranks = 4, .deadline = std::chrono::seconds(20)},
+                                     [&](auto& comm) {
+                                       quadratic m;
+                                       const auto plan = hd::strategy{.topology = any_topology{}, .mode = hd::zero1{}};
+                                       const plain_rule rule{.fails_at = comm.rank() == 2 ? 3u : 1000u};
+                                       hd::data_parallel dp{plan, comm, m.tensors(), rule};
+                                       try {
+                                         for (std::size_t s = 0; s < 10; ++s) train_step(dp, m, s, 1, 0.1f);
+                                       } catch (const hd::comm_error& e) {
+                                         std::lock_guard guard(lock);
+                                         told += e.peer() == 2;
+                                         throw;
+                                       }
+                                     }),
+                    "the rule failed");
+  CHECK(told == 3);
 }
 
 TEST_CASE("buckets by the model train to the same values, in as many messages as the model says") {
