@@ -300,7 +300,7 @@ TEST_CASE("a rank that fails between the halves ends the others, which wait for 
 }
 
 TEST_CASE("buckets by the model train to the same values, in as many messages as the model says") {
-  const hd::links costs{{{1e-6, 1e-9}, hd::sharing::rank}, {}, 0, 0};
+  const hd::links costs{{{1e-10, 1e-9}, hd::sharing::rank}, {}, 0, 0};
   const auto plan =
       hd::strategy{.topology = any_topology{4}, .mode = hd::zero1{}, .buckets = hd::automatic_buckets{costs}};
   const std::vector<std::size_t> bytes{28, 0, 4000, 4, 132};

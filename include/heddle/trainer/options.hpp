@@ -22,7 +22,8 @@ struct group_options {
 /// @brief What an update needs.
 struct step_options {
   float lr = 0.0f;        ///< Learning rate, the same on all ranks.
-  float max_norm = 0.0f;  ///< Limit on the norm of the whole averaged gradient, the same on all ranks; 0: none.
+  float max_norm = 0.0f;  ///< Limit on the norm of the whole averaged gradient, or where steps are local of the rank's
+                          ///< own; the same on all ranks; 0: none.
 };
 
 /// @brief What a step did.
