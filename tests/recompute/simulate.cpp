@@ -90,8 +90,7 @@ TEST_CASE("a timeline, written out by hand", "[recompute][simulate]") {
                        {forward_keep_all, 2},
                        {backward, 2},
                        {forward_keep_all, 0},
-                       {forward_keep_all, 1},
-                       {drop, 1},
+                       {restore, 1},
                        {backward, 1},
                        {backward, 0}}};
   CHECK(mine == rc::every{.layers = 2}.plan(costs));
@@ -99,8 +98,8 @@ TEST_CASE("a timeline, written out by hand", "[recompute][simulate]") {
   const std::vector<simulation::event> expected{
       {0, 10}, {1, 30}, {1, 20}, {2, 60}, {2, 64},           // forward: outputs, one dropped, the last with its block
       {3, 84}, {3, 80}, {3, 40}, {3, 20},                    // gradient 20 in; block 4, output 40, input 20 out
-      {4, 30}, {4, 31}, {5, 51}, {5, 53}, {6, 33},           // the segment again
-      {7, 43}, {7, 23}, {7, 21}, {7, 11}, {8, 1},  {8, 0}};  // its backward
+      {4, 30}, {4, 31}, {5, 51}, {5, 53}, {5, 33},           // the segment again
+      {6, 43}, {6, 23}, {6, 21}, {6, 11}, {7, 1},  {7, 0}};  // its backward
   CHECK(s.timeline == expected);
   CHECK(s.peak_bytes == 84);
   CHECK(s.peak_step == 3);

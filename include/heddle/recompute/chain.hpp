@@ -8,6 +8,8 @@
 #include <heddle/memory/concept.hpp>
 #include <heddle/memory/host_resource.hpp>
 #include <heddle/recompute/concept.hpp>
+#include <heddle/recompute/detail/chain_parts.hpp>
+#include <heddle/recompute/detail/rehearse.hpp>
 #include <heddle/recompute/layer.hpp>
 #include <heddle/recompute/schedule.hpp>
 #include <heddle/recompute/simulate.hpp>
@@ -24,6 +26,13 @@
 namespace heddle {
 inline namespace v0 {
 namespace recompute {
+
+/// @brief The store of a chain that offloads nothing: only the queue on which the layers work.
+template <class Queue = host::queue> struct no_store {
+  Queue queue{};  ///< Where memory is taken and given back.
+  /// The queue.
+  Queue compute() const { return queue; }
+};
 
 /// @brief Runs layers one after another, forward and backward, holding in memory what a policy's schedule says.
 ///
@@ -44,36 +53,50 @@ namespace recompute {
 /// Layers are asked for their sizes when `forward` begins. If these differ from the time before, the policy plans
 /// again. Within a training step a layer must keep its sizes.
 ///
-/// State:   between forward and backward what the schedule holds, else nothing; some 100 bytes per layer beside it.
-/// Sync:    runs on the caller's thread; one thread at a time per chain.
+/// A layer may read outputs of earlier layers beside that of the one before it (`layer`'s `also_reads`): then the
+/// chain adds the gradients that such an output gets from its readers, the last reader's first.
+///
+/// On a device the chain takes memory on the store's queue; layers enqueue their work on the same one.
+///
+/// State:   between forward and backward what the schedule holds, else nothing; some 300 bytes per layer beside it.
+/// Sync:    runs on the caller's thread, one at a time; only enqueues, where layers do.
 /// Throws:  `schedule_error` when a schedule doesn't fit the layers, before anything runs, and when a layer's sizes
 ///          (with `check`, its values) differ on recomputation, naming layer and step; `argument_error` on a missing
 ///          gradient or a call out of order; what layers and the resource throw. After an exception from a running
 ///          layer or the resource everything is given back and the next `forward` starts anew.
 ///
 /// @tparam Policy Anything with `plan`: `none`, `sqrt`, a `schedule` written by hand, a user's own.
-/// @tparam Resource Host memory; held by value.
-template <class Policy, class Resource = host_resource> class chain {
+/// @tparam Resource Memory of the backend that the layers work on; held by value.
+/// @tparam Store Where offloaded blocks go, and the queue: `no_store`, or `offload_store` of recompute/offload.hpp.
+template <class Policy, class Resource = host_resource, class Store = no_store<>> class chain {
   static_assert(has_plan<Policy>,
                 "heddle::recompute::chain: the policy must provide plan(span of layer_cost) const; "
                 "see recompute/concept.hpp");
-  static_assert(has_allocate<Resource, host::queue> && has_deallocate<Resource, host::queue>,
-                "heddle::recompute::chain: the resource must provide allocate and a noexcept deallocate for "
-                "host::queue; see memory/concept.hpp");
+  using queue = std::remove_cvref_t<decltype(std::declval<const Store&>().compute())>;
+  static_assert(has_allocate<Resource, queue> && has_deallocate<Resource, queue>,
+                "heddle::recompute::chain: the resource must provide allocate and a noexcept deallocate for the "
+                "queue of the layers; see memory/concept.hpp");
 
  public:
   /// The alignment of every block that the chain allocates.
   static constexpr std::size_t alignment = 64;
 
   /// A chain of layers in the order of the vector.
-  chain(Policy policy, Resource resource, std::vector<layer> layers)
-      : policy_(std::move(policy)), resource_(std::move(resource)), layers_(std::move(layers)) {
+  /// Throws: also `argument_error` where an output with several readers has a layer without `add_gradient`.
+  chain(Policy policy, Resource resource, std::vector<layer> layers, Store store = Store{})
+      : policy_(std::move(policy)),
+        resource_(std::move(resource)),
+        store_(std::move(store)),
+        layers_(std::move(layers)),
+        state_(layers_.size()) {
     adopt(ask());
-    outputs_.resize(layers_.size());
-    saved_.resize(layers_.size());
-    gradients_.resize(layers_.size());
-    ran_.resize(layers_.size());
-    hashes_.resize(layers_.size());
+    for (std::size_t i = 0; i < layers_.size(); ++i) {
+      for (const std::size_t j : layers_[i].also_reads()) {
+        if (layers_[j].adds_gradients()) continue;
+        throw argument_error("heddle::recompute::chain: layer " + std::to_string(j) + " (" + layers_[j].name() +
+                             ") is read by several layers, so it must provide add_gradient(more, sum)");
+      }
+    }
   }
 
   /// A chain of layers, by reference, in the order of the arguments; a `recompute::layer` may stand for one.
@@ -111,7 +134,7 @@ template <class Policy, class Resource = host_resource> class chain {
       throw;
     }
     pending_ = true;
-    return layers_.empty() ? in : outputs_.back().data;
+    return layers_.empty() ? in : state_.back().output.data;
   }
 
   /// @brief Runs the backward phase of the schedule.
@@ -144,7 +167,8 @@ template <class Policy, class Resource = host_resource> class chain {
   /// @brief Runs all layers with `pass::inference`, saving nothing.
   ///
   /// Holds at most the outputs of two neighbouring layers; the last layer writes to `out`, which is the caller's and
-  /// not counted. May be called between `forward` and `backward`. With no layers `out` must equal `in`.
+  /// not counted. May be called between `forward` and `backward`. With no layers `out` must equal `in`. An output that
+  /// several layers read is held until the last of them has run.
   void infer(const void* in, void* out) {
     if (layers_.empty()) {
       if (out != in) {
@@ -157,26 +181,20 @@ template <class Policy, class Resource = host_resource> class chain {
       throw argument_error("heddle::recompute::chain::infer: out is null, and the output has " + std::to_string(bytes) +
                            " bytes");
     }
-    block held[2];
-    try {
-      for (std::size_t i = 0; i < layers_.size(); ++i) {
-        const bool last = i + 1 == layers_.size();
-        if (!last) allocate(held[i % 2], layers_[i].cost().output_bytes);
-        layers_[i].forward(i ? held[(i - 1) % 2].data : in, last ? out : held[i % 2].data, nullptr, pass::inference);
-        if (i) release(held[(i - 1) % 2]);
-      }
-    } catch (...) {
-      release(held[0]);
-      release(held[1]);
-      throw;
-    }
+    detail::run_inference(
+        layers_, in, out, [&](std::size_t bytes) { return resource_.allocate(store_.compute(), bytes, alignment); },
+        [&](void* p, std::size_t bytes) noexcept { resource_.deallocate(store_.compute(), p, bytes, alignment); });
   }
 
   /// Gives back what a `forward` holds, when no `backward` will follow.
   void discard() noexcept {
-    for (block& b : outputs_) release(b);
-    for (block& b : saved_) release(b);
-    for (block& b : gradients_) release(b);
+    if constexpr (stores) store_.settle();
+    for (layer_state& s : state_) {
+      for (block* b : {&s.output, &s.saved, &s.gradient}) release(*b);
+      s = {};
+    }
+    release(workspace_);
+    for (block& b : spares_) release(b);
     pending_ = false;
   }
 
@@ -186,11 +204,7 @@ template <class Policy, class Resource = host_resource> class chain {
   /// nothing has changed.
   void use(schedule what) {
     if (pending_) throw argument_error("heddle::recompute::chain::use: called between forward and backward");
-    std::vector<layer_cost> now = ask();
-    simulation result = simulate(what, detail::as_span(now));
-    schedule_ = std::move(what);
-    simulated_ = std::move(result);
-    costs_ = std::move(now);
+    take_over(std::move(what), ask());
     fixed_ = true;
   }
 
@@ -203,7 +217,8 @@ template <class Policy, class Resource = host_resource> class chain {
     fixed_ = false;
   }
 
-  /// @brief Compares every recomputed output, bit for bit, with the first one by a 64-bit hash; off by default.
+  /// @brief Compares every recomputed output, bit for bit, with the first one by a 64-bit hash; off by default. Reads
+  /// outputs on the calling thread, so they must be the host's.
   ///
   /// Takes effect at the next `forward`; reads each output once more. A difference is a `schedule_error` naming layer
   /// and step: a layer that draws its randomness from a state, or changes under `pass::again`.
@@ -223,17 +238,23 @@ template <class Policy, class Resource = host_resource> class chain {
   Resource resource() const { return resource_; }
 
  private:
+  static constexpr bool stores = requires(Store& s, void* p, std::size_t n) { s.put(n, p, n); };
+
   struct block {
     void* data = nullptr;
     std::size_t bytes = 0;
   };
 
-  template <class... Layers> static std::vector<layer> gather(Layers&... layers) {
-    std::vector<layer> all;
-    all.reserve(sizeof...(layers));
-    (all.emplace_back(layers), ...);
-    return all;
-  }
+  // What is held of a layer, and what happened to it in this training step.
+  struct layer_state {
+    block output, saved, gradient;  // the gradient is that of the output
+    bool ran = false, has_gradient = false;
+    bool output_away = false, saved_away = false;          // in the store
+    bool output_arriving = false, saved_arriving = false;  // fetched, not waited for yet
+    std::uint64_t hash = 0;
+  };
+
+  template <class... Layers> static std::vector<layer> gather(Layers&... layers) { return {layer(layers)...}; }
 
   std::vector<layer_cost> ask() const {
     std::vector<layer_cost> now;
@@ -245,63 +266,149 @@ template <class Policy, class Resource = host_resource> class chain {
   // Plans for these costs; changes nothing if that fails.
   void adopt(std::vector<layer_cost> costs) {
     schedule next = fixed_ ? schedule_ : schedule(policy_.plan(detail::as_span(costs)));
-    simulated_ = simulate(next, detail::as_span(costs));
+    take_over(std::move(next), std::move(costs));
+  }
+
+  void take_over(schedule next, std::vector<layer_cost> costs) {
+    simulation result = simulate(next, detail::as_span(costs));
+    if (!stores && result.stored_bytes != 0) {
+      throw argument_error("heddle::recompute::chain: the schedule offloads, but this chain has no store");
+    }
+    detail::liveness alive(next, detail::as_span(costs));
+    simulated_ = std::move(result);
+    liveness_ = std::move(alive);
     schedule_ = std::move(next);
     costs_ = std::move(costs);
   }
 
   void allocate(block& b, std::size_t bytes) {
-    b.data = resource_.allocate(host::queue{}, bytes, alignment);
+    b.data = resource_.allocate(store_.compute(), bytes, alignment);
     b.bytes = bytes;
   }
 
   void release(block& b) noexcept {
-    if (b.data) resource_.deallocate(host::queue{}, b.data, b.bytes, alignment);
+    if (b.data) resource_.deallocate(store_.compute(), b.data, b.bytes, alignment);
     b = {};
   }
 
   void run_to(std::size_t end) {
     const std::vector<operation>& steps = plan().steps;
-    if (step_ == 0) ran_.assign(layers_.size(), false);
     for (; step_ < end; ++step_) {
       const operation step = steps[step_];
-      if (step.what == action::drop) {
-        release(outputs_[step.layer]);
-      } else if (step.what == action::backward) {
-        run_backward(step.layer);
-      } else {
-        run_forward(step.what, step.layer);
+      switch (step.what) {
+        case action::drop:
+          if (!liveness_.shared[step.layer]) release(arrived(step.layer).output);
+          break;
+        case action::backward: run_backward(step.layer); break;
+        case action::offload:
+        case action::evict:
+        case action::fetch: move(step.what, step.layer); break;
+        default: run_forward(step.what, step.layer);
+      }
+      if (!liveness_.ends.empty()) {
+        for (const std::size_t j : liveness_.ends[step_]) release(arrived(j).output);
       }
     }
   }
 
-  void run_forward(action what, std::size_t i) {
-    const bool again = ran_[i];
-    const layer_cost now = layers_[i].cost();
-    same_size(i, again, "output", now.output_bytes, costs_[i].output_bytes);
-    same_size(i, again, "saved block", now.saved_bytes, costs_[i].saved_bytes);
-    allocate(outputs_[i], now.output_bytes);
-    if (what == action::forward_keep_all) allocate(saved_[i], now.saved_bytes);
-    void* saved = what == action::forward_keep_all ? saved_[i].data : nullptr;
-    layers_[i].forward(i ? outputs_[i - 1].data : input_, outputs_[i].data, saved, again ? pass::again : pass::first);
-    ran_[i] = true;
-    if (checking_) {
-      const std::uint64_t hash = hash_of(outputs_[i]);
-      if (again && hash != hashes_[i]) complain(i, "its output differs in value from the first one");
-      hashes_[i] = hash;
+  // What layer i reads, usable from here on in the queue.
+  inputs inputs_of(std::size_t i) {
+    from_.assign(1, i ? arrived(i - 1).output.data : input_);
+    for (const std::size_t j : costs_[i].also_reads) from_.push_back(arrived(j).output.data);
+    return {from_.data(), from_.size()};
+  }
+
+  layer_state& arrived(std::size_t i) {
+    layer_state& s = state_[i];
+    if constexpr (stores) {
+      if (std::exchange(s.output_arriving, false)) store_.finish(2 * i);
+      if (std::exchange(s.saved_arriving, false)) store_.finish(2 * i + 1);
     }
-    if (what == action::forward_drop && i > 0) release(outputs_[i - 1]);
+    return s;
+  }
+
+  // Offload, evict, fetch: output and saved block of layer i have the slots 2 i and 2 i + 1.
+  void move([[maybe_unused]] action what, [[maybe_unused]] std::size_t i) {
+    if constexpr (stores) {
+      layer_state& s = arrived(i);
+      const auto both = [&](block& b, std::size_t slot, std::size_t bytes, bool& away, bool& arriving) {
+        if (what == action::offload) {
+          away = b.data != nullptr;
+          if (away) store_.put(slot, b.data, b.bytes);
+        } else if (what == action::evict && away) {
+          store_.finish(slot);
+          release(b);
+        } else if (what == action::fetch && std::exchange(away, false)) {
+          allocate(b, bytes);
+          store_.get(slot, b.data, bytes);
+          arriving = true;
+        }
+      };
+      both(s.output, 2 * i, costs_[i].output_bytes, s.output_away, s.output_arriving);
+      both(s.saved, 2 * i + 1, costs_[i].saved_bytes, s.saved_away, s.saved_arriving);
+    }
+  }
+
+  void run_forward(action what, std::size_t i) {
+    layer_state& own = state_[i];
+    const layer_cost& cost = costs_[i];
+    const bool again = own.ran, whole = what != action::restore;
+    if (!again || !cost.once) {
+      const layer_cost now = layers_[i].cost();
+      same_size(i, again, "output", now.output_bytes, cost.output_bytes);
+      same_size(i, again, "saved block", now.saved_bytes, cost.saved_bytes);
+      const bool early = !whole && cost.restore_time > 0;
+      block& output = whole ? own.output : spares_[0];
+      if (!early) allocate(output, cost.output_bytes);
+      if (what == action::forward_keep_all || !whole || cost.once) allocate(own.saved, cost.saved_bytes);
+      allocate(workspace_, cost.forward_workspace);
+      const inputs in = inputs_of(i);
+      if (early) {
+        layers_[i].restore(in, own.saved.data, workspace_.data);
+      } else {
+        layers_[i].forward(in, output.data, own.saved.data, again ? pass::again : pass::first, workspace_.data);
+      }
+      release(workspace_);
+      if (checking_ && !early) {
+        const std::uint64_t hash = detail::hash_of(output.data, output.bytes);
+        if (again && hash != own.hash) complain(i, "its output differs in value from the first one");
+        own.hash = hash;
+      }
+      if (!whole) release(spares_[0]);
+      own.ran = true;
+    }
+    if (what == action::forward_drop && i > 0 && !liveness_.shared[i - 1]) release(state_[i - 1].output);
   }
 
   void run_backward(std::size_t i) {
+    layer_state& own = arrived(i);
+    const layer_cost& cost = costs_[i];
+    if (spares_.size() <= cost.also_reads.size()) spares_.resize(cost.also_reads.size() + 1);
+    const auto reads = [&](std::size_t r) { return r == 0 ? i - 1 : cost.also_reads[r - 1]; };
+    const std::size_t count = i > 0 ? cost.also_reads.size() + 1 : 0;
+    to_.assign(cost.also_reads.size() + 1, grad_in_);
+    for (std::size_t r = 0; r < count; ++r) {
+      layer_state& s = state_[reads(r)];
+      block& b = s.has_gradient ? spares_[r] : s.gradient;
+      allocate(b, costs_[reads(r)].output_bytes);
+      to_[r] = b.data;
+    }
+    allocate(workspace_, cost.backward_workspace);
     const bool top = i + 1 == layers_.size();
-    if (i > 0) allocate(gradients_[i - 1], costs_[i - 1].output_bytes);
-    layers_[i].backward(i ? outputs_[i - 1].data : input_, saved_[i].data, top ? grad_out_ : gradients_[i].data,
-                        i ? gradients_[i - 1].data : grad_in_);
-    release(gradients_[i]);
-    release(saved_[i]);
-    release(outputs_[i]);
-    if (i > 0) release(outputs_[i - 1]);
+    layers_[i].backward(inputs_of(i), own.saved.data, top ? grad_out_ : own.gradient.data, {to_.data(), to_.size()},
+                        workspace_.data);
+    release(workspace_);
+    for (std::size_t r = 0; r < count; ++r) {
+      layer_state& s = state_[reads(r)];
+      if (std::exchange(s.has_gradient, true)) {
+        layers_[reads(r)].add_gradient(spares_[r].data, s.gradient.data);
+        release(spares_[r]);
+      }
+    }
+    release(own.gradient);
+    release(own.saved);
+    if (!liveness_.shared[i]) release(own.output);
+    if (i > 0 && !liveness_.shared[i - 1]) release(state_[i - 1].output);
   }
 
   void same_size(std::size_t i, bool again, const char* what, std::size_t now, std::size_t before) {
@@ -314,30 +421,19 @@ template <class Policy, class Resource = host_resource> class chain {
     throw schedule_error("chain", step_, name_of(plan().steps[step_].what), i, layers_[i].name(), detail);
   }
 
-  // FNV-1a over 8-byte words, then over the rest: finds accidents, not forgeries.
-  static std::uint64_t hash_of(const block& b) noexcept {
-    const unsigned char* p = static_cast<const unsigned char*>(b.data);
-    std::uint64_t hash = 14695981039346656037u;
-    std::size_t k = 0;
-    for (; k + 8 <= b.bytes; k += 8) {
-      std::uint64_t word = 0;
-      for (std::size_t j = 0; j < 8; ++j) word |= static_cast<std::uint64_t>(p[k + j]) << (8 * j);
-      hash = (hash ^ word) * 1099511628211u;
-      hash ^= hash >> 32;
-    }
-    for (; k < b.bytes; ++k) hash = (hash ^ p[k]) * 1099511628211u;
-    return hash;
-  }
-
   Policy policy_;
   Resource resource_;
+  Store store_;
   std::vector<layer> layers_;
   std::vector<layer_cost> costs_;
   schedule schedule_;
   simulation simulated_;
-  std::vector<block> outputs_, saved_, gradients_;  // gradients_[i] is that of layer i's output
-  std::vector<bool> ran_;                           // in this training step
-  std::vector<std::uint64_t> hashes_;
+  detail::liveness liveness_;
+  std::vector<layer_state> state_;
+  block workspace_;               // of the layer that runs
+  std::vector<block> spares_{1};  // an output nobody wants, gradients to be added
+  std::vector<const void*> from_;
+  std::vector<void*> to_;
   const void* input_ = nullptr;
   const void* grad_out_ = nullptr;
   void* grad_in_ = nullptr;

@@ -68,16 +68,41 @@ concept has_saved_bytes = requires(const Layer& l) {
   { l.saved_bytes() } -> std::convertible_to<std::size_t>;
 };
 
-/// `forward(in, out, saved, pass)`.
-template <class Layer>
-concept has_forward =
-    requires(Layer& l, const void* in, void* out, void* saved, pass kind) { l.forward(in, out, saved, kind); };
+/// The inputs of a layer that reads several outputs: first that of the layer before it, then those it also reads.
+using inputs = std::span<const void* const>;
+/// Where the gradients of these inputs go; the first may be null.
+using input_gradients = std::span<void* const>;
 
-/// `backward(in, saved, grad_out, grad_in)`.
+}  // namespace recompute
+/// @cond
+namespace detail {
+template <class Layer, class In>
+concept forwards_with_room = requires(Layer& l, In in, void* p, recompute::pass kind) { l.forward(in, p, p, kind, p); };
+template <class Layer, class In>
+concept forwards = forwards_with_room<Layer, In> ||
+                   requires(Layer& l, In in, void* p, recompute::pass kind) { l.forward(in, p, p, kind); };
+template <class Layer, class In, class Gradients>
+concept backwards_with_room =
+    requires(Layer& l, In in, const void* p, Gradients g, void* w) { l.backward(in, p, p, g, w); };
+template <class Layer, class In, class Gradients>
+concept backwards = backwards_with_room<Layer, In, Gradients> ||
+                    requires(Layer& l, In in, const void* p, Gradients g) { l.backward(in, p, p, g); };
+template <class Layer, class In>
+concept restores_with_room = requires(Layer& l, In in, void* p) { l.restore(in, p, p); };
+template <class Layer, class In>
+concept restores = restores_with_room<Layer, In> || requires(Layer& l, In in, void* p) { l.restore(in, p); };
+}  // namespace detail
+/// @endcond
+namespace recompute {
+
+/// `forward(in, out, saved, pass)`, or with a workspace behind; `in` is a pointer, or `inputs`.
 template <class Layer>
-concept has_backward = requires(Layer& l, const void* in, const void* saved, const void* grad_out, void* grad_in) {
-  l.backward(in, saved, grad_out, grad_in);
-};
+concept has_forward = detail::forwards<Layer, const void*> || detail::forwards<Layer, inputs>;
+
+/// `backward(in, saved, grad_out, grad_in)`, or with a workspace behind; pointers, or `inputs` and `input_gradients`.
+template <class Layer>
+concept has_backward =
+    detail::backwards<Layer, const void*, void*> || detail::backwards<Layer, inputs, input_gradients>;
 
 /// @brief What a chain runs: a layer, a function of its input, its parameters and counter-based randomness.
 ///
@@ -88,7 +113,18 @@ concept has_backward = requires(Layer& l, const void* in, const void* saved, con
 /// - All blocks are aligned to 64 bytes, but those that the caller brings. None overlap.
 /// - Recomputation runs `forward` again with `pass::again`; whatever must happen once per step (running statistics, the
 ///   step of a dropout's random numbers) happens under `pass::first`.
-/// - Optional: `name()`, for messages; `forward_time()` and `backward_time()`, for policies.
+/// - Optional, for policies: `forward_time()`, `backward_time()`; `name()`, for messages.
+/// - Optional: `restore(in, saved)` computes the saved block again and stops there, in `restore_time()`: the last layer
+/// of
+///   a segment that runs again owes nobody its output. With a workspace behind, if it has a forward workspace.
+/// - Optional: `forward_workspace()` and `backward_workspace()` say how many bytes to hand to the call as a last
+/// argument,
+///   `forward(in, out, saved, pass, workspace)`, `backward(in, saved, grad_out, grad_in, workspace)`.
+/// - Optional: `once()` is true where forward must not run again, because it communicates or acts on the outside. Its
+///   output and saved block are kept, whatever the policy.
+/// - A layer that reads outputs of other layers too takes `inputs` for `in` and `input_gradients` for `grad_in`; each
+///   output that several layers read has a layer with `add_gradient(more, sum)`, which adds one gradient of its output
+///   to another.
 ///
 /// @code{.cpp}
 /// struct relu {   // saves nothing: its input says it all

@@ -15,7 +15,7 @@ namespace recompute {
 /// @brief Keep the input of every k-th layer, and compute each segment of k layers again for backward.
 ///
 /// The last segment is kept whole, as backward begins with it. In the others only the input is kept; when backward gets
-/// there, the segment runs forward again, keeping all. A segment's last layer is not run again if it saves nothing.
+/// there, the segment runs forward again, keeping all. A segment's last layer only restores its saved block, if any.
 ///
 /// State:   peak over n equal layers of output a and saved block s, k dividing n > k: (n / k + k) a + k s.
 /// Traffic: at most one extra forward per layer, n - k in all; n backwards.
@@ -37,11 +37,8 @@ struct every {
     for (std::size_t i = last; i < n; ++i) result.steps.push_back({action::forward_keep_all, i});
     for (std::size_t i = n; i-- > last;) result.steps.push_back({action::backward, i});
     for (std::size_t end = last; end > 0; end -= length) {
-      for (std::size_t i = end - length; i < end; ++i) {
-        if (i + 1 == end && costs[i].saved_bytes == 0) break;
-        result.steps.push_back({action::forward_keep_all, i});
-        if (i + 1 == end) result.steps.push_back({action::drop, i});
-      }
+      for (std::size_t i = end - length; i + 1 < end; ++i) result.steps.push_back({action::forward_keep_all, i});
+      if (costs[end - 1].saved_bytes != 0) result.steps.push_back({action::restore, end - 1});
       for (std::size_t i = end; i-- > end - length;) result.steps.push_back({action::backward, i});
     }
     return result;

@@ -21,8 +21,7 @@ namespace recompute {
 ///
 /// State:   for n equal layers of output a and saved block s at most (slots + 2) a + s while it runs back.
 /// Traffic: r n - ((slots + r) choose (slots + 1)) forwards beside the n that are kept for their backward, where r is
-/// the
-///          least number with n <= ((slots + r) choose slots); n backwards.
+///          the least number with n <= ((slots + r) choose slots); n backwards.
 /// Paper:   Griewank, Walther, "Algorithm 799: Revolve", ACM TOMS 26, 2000.
 /// Throws:  `argument_error` from plan() if `slots` is 0.
 struct revolve {
@@ -32,7 +31,7 @@ struct revolve {
   template <class Schedule = schedule> Schedule plan(std::span<const layer_cost> costs) const {
     if (slots == 0) throw argument_error("heddle::recompute::revolve: .slots is 0, allowed is 1 or more");
     Schedule result;
-    if (!costs.empty()) reverse(result, 0, costs.size(), slots, costs.size());
+    if (!costs.empty()) reverse(result, 0, costs.size(), slots, costs);
     return result;
   }
 
@@ -41,21 +40,24 @@ struct revolve {
  private:
   // Layers [begin, end) forward to the last one and back; the input of `begin` is held, in one of `free` slots.
   template <class Schedule>
-  static void reverse(Schedule& out, std::size_t begin, std::size_t end, std::size_t free, std::size_t n) {
+  static void reverse(Schedule& out, std::size_t begin, std::size_t end, std::size_t free,
+                      std::span<const layer_cost> costs) {
     while (end - begin > 1) {
       const std::size_t middle = begin + (free == 1 ? end - begin - 1 : split(end - begin, free));
       out.steps.push_back({action::forward_keep_input, begin});
       for (std::size_t i = begin + 1; i < middle; ++i) out.steps.push_back({action::forward_drop, i});
       if (free == 1) {  // the last layer alone, then the rest again from the beginning
-        reverse(out, middle, end, 1, n);
+        reverse(out, middle, end, 1, costs);
         end = middle;
       } else {
-        reverse(out, middle, end, free - 1, n);
+        reverse(out, middle, end, free - 1, costs);
         end = middle;
       }
     }
-    out.steps.push_back({action::forward_keep_all, begin});
-    if (begin + 1 < n) out.steps.push_back({action::drop, begin});
+    if (begin + 1 == costs.size())
+      out.steps.push_back({action::forward_keep_all, begin});
+    else if (costs[begin].saved_bytes != 0)
+      out.steps.push_back({action::restore, begin});
     out.steps.push_back({action::backward, begin});
   }
 

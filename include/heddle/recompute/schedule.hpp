@@ -20,8 +20,16 @@ struct layer_cost {
   std::size_t saved_bytes = 0;   ///< What backward needs beside the layer's input and the gradient of its output.
   double forward_time = 1;       ///< Of one forward.
   double backward_time = 2;      ///< Of one backward.
+  double restore_time = 0;       ///< Of computing the saved block alone; 0: by a forward, for want of something better.
+  std::size_t forward_workspace = 0;      ///< Held only while forward runs.
+  std::size_t backward_workspace = 0;     ///< Held only while backward runs.
+  bool once = false;                      ///< Its forward may run only once a step: a collective, an outside effect.
+  std::vector<std::size_t> also_reads{};  ///< Layers before the one before it whose outputs it reads too.
+  std::string name{};                     ///< For messages.
 
-  friend constexpr bool operator==(const layer_cost&, const layer_cost&) = default;
+  /// What `restore` costs.
+  constexpr double again() const noexcept { return restore_time > 0 ? restore_time : forward_time; }
+  friend bool operator==(const layer_cost&, const layer_cost&) = default;
 };
 
 /// @brief What a step of a schedule does with its layer; the order of allocating and freeing is part of the meaning.
@@ -36,7 +44,16 @@ enum class action : std::uint8_t {
   /// block, the output if it is held, and the input.
   backward,
   /// Frees the output.
-  drop
+  drop,
+  /// Computes the saved block again: allocates it, runs. A layer that can't stop before its output has room for that,
+  /// allocated before the saved block and freed afterwards.
+  restore,
+  /// Begins to copy the output and the saved block, those of them that are held, to the chain's store.
+  offload,
+  /// Waits for that copy and frees what was copied.
+  evict,
+  /// Allocates what was evicted and begins to copy it back; who needs it waits for it.
+  fetch
 };
 
 /// The name used in messages, for example "forward_drop".
@@ -47,6 +64,10 @@ constexpr const char* name_of(action what) noexcept {
     case action::forward_keep_all: return "forward_keep_all";
     case action::backward: return "backward";
     case action::drop: return "drop";
+    case action::restore: return "restore";
+    case action::offload: return "offload";
+    case action::evict: return "evict";
+    case action::fetch: return "fetch";
   }
   return "unknown action";
 }
