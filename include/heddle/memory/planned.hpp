@@ -102,6 +102,13 @@ template <class Upstream = host_resource> class planned {
                        [&]() noexcept { state_->upstream.deallocate_sync(p, bytes, alignment); });
   }
 
+  /// @brief Takes the plan of a step that is known before it runs; the next step is replayed.
+  /// @param known The step's blocks; moments are the numbers of its calls, allocations and deallocations, from 0.
+  /// @param made Their places, by `plan_memory` or `search_plan`.
+  /// Throws: argument_error if these aren't the calls of a step, if the plan isn't valid for them, or if blocks of the
+  /// present plan are live; memory_error where the upstream has no room for the plan's block. Nothing has changed then.
+  void expect(std::vector<lifetime> known, memory_plan made) { state_->expect(std::move(known), std::move(made)); }
+
   /// Whether the current step is answered from a plan.
   bool replaying() const noexcept { return state_->now == phase::replaying; }
   /// The plan in force; empty before there is one.
@@ -260,6 +267,31 @@ template <class Upstream = host_resource> class planned {
       std::vector<lifetime> placed = placeable(trace);
       memory_plan made = search_plan(std::span<const lifetime>(placed), limits);
       adopt(trace, moment, std::move(made), std::move(placed));
+    }
+
+    void expect(std::vector<lifetime> known, memory_plan made) {
+      if (const std::size_t n = live_now(); n != 0) {
+        throw argument_error("heddle::planned::expect: " + std::to_string(n) + " blocks of the present plan are live");
+      }
+      std::vector<recorded> calls_of;
+      std::vector<bool> seen(2 * known.size());
+      for (const lifetime& l : known) {
+        for (const std::size_t moment_of : {l.first, l.last}) {
+          if (moment_of >= seen.size() || seen[moment_of] || l.first > l.last || l.bytes == 0) {
+            throw argument_error(
+                "heddle::planned::expect: the moments must be the numbers of calls, each once, from 0 to " +
+                std::to_string(seen.size()) + ", and no block may be empty");
+          }
+          seen[moment_of] = true;
+        }
+        calls_of.push_back({l.bytes, l.alignment, l.first, l.last});
+      }
+      if (!is_valid(made, std::span<const lifetime>(known))) {
+        throw argument_error("heddle::planned::expect: the plan's blocks overlap, or are not those of the step");
+      }
+      adopt(calls_of, seen.size(), std::move(made), std::move(known));
+      now = phase::replaying;
+      next = calls.data();
     }
 
     // Takes a plan over, all or nothing.
