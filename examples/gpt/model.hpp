@@ -109,6 +109,10 @@ template <class Real> class embedding {
   std::size_t output_bytes() const { return shared_->dims.batch * shared_->sequence() * sizeof(Real); }
   std::size_t saved_bytes() const { return 0; }
 
+  void add_gradient(const void* more, void* sum) const {  // where a skip reads its output, too
+    add(output_bytes() / sizeof(Real), static_cast<const Real*>(more), static_cast<Real*>(sum));
+  }
+
   void forward(const void* in, void* out, void*, hd::recompute::pass) {
     const auto& s = shared_->dims;
     const auto* tokens = static_cast<const std::int32_t*>(in);
@@ -141,6 +145,43 @@ template <class Real> class embedding {
   const std::vector<tensor_plan>* plan_;
 };
 
+/// Causal attention of one sequence, head by head: weights = softmax(Q K^T / sqrt(size)), attended = weights V, which
+/// is left out where `attended` is null. Scratch: context x head size.
+template <class Real>
+void attend(const shape& s, const Real* qkv, Real* weights, Real* attended, cutter<Real> scratch) {
+  const std::size_t rows = s.context, w = s.width, size = w / s.heads;
+  const Real scale = Real(1) / std::sqrt(static_cast<Real>(size));
+  Real* keys = scratch.take(size * rows);  // transposed
+  for (std::size_t h = 0; h < s.heads; ++h, weights += rows * rows) {
+    const Real* q = qkv + h * size;
+    transpose(rows, size, q + w, 3 * w, keys);
+    multiply<Real>(rows, rows, size, {q, 3 * w}, keys, rows, weights, rows);
+    softmax(rows, rows, scale, weights, [](std::size_t t) { return t + 1; });
+    if (attended) multiply<Real>(rows, size, rows, {weights, rows}, q + 2 * w, 3 * w, attended + h * size, w);
+  }
+}
+
+/// Its backward: writes d_qkv. Scratch: context x (head size + context).
+template <class Real>
+void attend_backward(const shape& s, const Real* qkv, const Real* weights, const Real* d_attended, Real* d_qkv,
+                     cutter<Real> scratch) {
+  const std::size_t rows = s.context, w = s.width, size = w / s.heads;
+  const Real scale = Real(1) / std::sqrt(static_cast<Real>(size));
+  Real* values = scratch.take(size * rows);  // transposed
+  Real* d_weights = scratch.take(rows * rows);
+  for (std::size_t h = 0; h < s.heads; ++h, weights += rows * rows) {
+    const Real* q = qkv + h * size;
+    const Real* d = d_attended + h * size;
+    Real* d_q = d_qkv + h * size;
+    transpose(rows, size, q + 2 * w, 3 * w, values);
+    multiply<Real>(rows, size, rows, view<Real>{weights, rows}.transposed(), d, w, d_q + 2 * w, 3 * w);
+    multiply<Real>(rows, rows, size, {d, w}, values, rows, d_weights, rows);
+    softmax_backward(rows, rows, scale, weights, d_weights);
+    multiply<Real>(rows, size, rows, {d_weights, rows}, q + w, 3 * w, d_q, 3 * w);
+    multiply<Real>(rows, size, rows, view<Real>{d_weights, rows}.transposed(), q, 3 * w, d_q + w, 3 * w);
+  }
+}
+
 /// x + attention(norm(x)), then y + mlp(norm(y)).
 template <class Real> class block {
  public:
@@ -158,6 +199,18 @@ template <class Real> class block {
       Real* room = scratch.take(saved_size(s));  // for this sequence alone, when nothing is to be kept
       if (saved != nullptr) room = static_cast<Real*>(saved) + b * saved_size(s);
       forward_sequence(static_cast<const Real*>(in) + b * n, static_cast<Real*>(out) + b * n, kept{s, room}, scratch);
+    }
+  }
+
+  /// What backward needs and no more: the MLP's activation and second product are left out.
+  void restore(const void* in, void* saved) {
+    const auto& s = shared_->dims;
+    const std::size_t n = shared_->sequence();
+    for (std::size_t b = 0; b < s.batch; ++b) {
+      cutter<Real> scratch{shared_->scratch};
+      Real* y = scratch.take(n);
+      forward_sequence(static_cast<const Real*>(in) + b * n, y, kept{s, static_cast<Real*>(saved) + b * saved_size(s)},
+                       scratch, false);
     }
   }
 
@@ -237,7 +290,7 @@ template <class Real> class block {
     return to;
   }
 
-  void forward_sequence(const Real* x, Real* y, kept k, cutter<Real> scratch) const {
+  void forward_sequence(const Real* x, Real* y, kept k, cutter<Real> scratch, bool whole = true) const {
     const auto& s = shared_->dims;
     const std::size_t rows = s.context;
     const std::size_t w = s.width;
@@ -246,35 +299,19 @@ template <class Real> class block {
     normalise(rows, w, x, k.normal1, k.scale1);
     scale_and_shift(rows, w, k.normal1, parameter(norm1_gain), parameter(norm1_bias), normal);
     linear(rows, w, 3 * w, normal, parameter(qkv_weight), parameter(qkv_bias), k.qkv);
-    attend(k, scratch);
+    attend(s, k.qkv, k.weights, k.attended, scratch);
     linear(rows, w, w, k.attended, parameter(out_weight), parameter(out_bias), y);
     add(n, x, y);
 
-    Real* active = scratch.take(4 * n);
     normalise(rows, w, y, k.normal2, k.scale2);
     scale_and_shift(rows, w, k.normal2, parameter(norm2_gain), parameter(norm2_bias), normal);
     linear(rows, w, 4 * w, normal, parameter(up_weight), parameter(up_bias), k.hidden);
+    if (!whole) return;
+    Real* active = scratch.take(4 * n);
     gelu(4 * n, k.hidden, active);
     // The residual is in y already, so the product is added to it.
     multiply<Real>(rows, w, 4 * w, {active, 4 * w}, parameter(down_weight), w, y, w, true);
     add_to_rows(rows, w, parameter(down_bias), y);
-  }
-
-  /// Causal attention, head by head: weights = softmax(Q K^T / sqrt(size)), attended = weights V.
-  void attend(kept k, cutter<Real> scratch) const {
-    const auto& s = shared_->dims;
-    const std::size_t rows = s.context;
-    const std::size_t w = s.width;
-    const std::size_t size = w / s.heads;
-    Real* keys = scratch.take(size * rows);  // transposed
-    for (std::size_t h = 0; h < s.heads; ++h) {
-      const Real* q = k.qkv + h * size;
-      Real* weights = k.weights + h * rows * rows;
-      transpose(rows, size, q + w, 3 * w, keys);
-      multiply<Real>(rows, rows, size, {q, 3 * w}, keys, rows, weights, rows);
-      softmax(rows, rows, attention_scale(), weights, [](std::size_t t) { return t + 1; });
-      multiply<Real>(rows, size, rows, {weights, rows}, q + 2 * w, 3 * w, k.attended + h * size, w);
-    }
   }
 
   void backward_sequence(kept k, const Real* d_y, Real* d_x, const turned& weights, cutter<Real> scratch) const {
@@ -301,36 +338,11 @@ template <class Real> class block {
     Real* d_attended = scratch.take(n);
     Real* d_qkv = scratch.take(3 * n);
     linear_backward(rows, w, w, k.attended, weights.out, d_x, gradient(out_weight), gradient(out_bias), d_attended);
-    attend_backward(k, d_attended, d_qkv, scratch);
+    attend_backward(s, k.qkv, k.weights, d_attended, d_qkv, scratch);
     scale_and_shift(rows, w, k.normal1, parameter(norm1_gain), parameter(norm1_bias), normal);
     linear_backward(rows, w, 3 * w, normal, weights.qkv, d_qkv, gradient(qkv_weight), gradient(qkv_bias), d_normal);
     layer_norm_backward(rows, w, k.normal1, k.scale1, parameter(norm1_gain), d_normal, gradient(norm1_gain),
                         gradient(norm1_bias), d_x);
-  }
-
-  void attend_backward(kept k, const Real* d_attended, Real* d_qkv, cutter<Real> scratch) const {
-    const auto& s = shared_->dims;
-    const std::size_t rows = s.context;
-    const std::size_t w = s.width;
-    const std::size_t size = w / s.heads;
-    Real* values = scratch.take(size * rows);  // transposed
-    Real* d_weights = scratch.take(rows * rows);
-    for (std::size_t h = 0; h < s.heads; ++h) {
-      const Real* q = k.qkv + h * size;
-      const Real* weights = k.weights + h * rows * rows;
-      const Real* d = d_attended + h * size;
-      Real* d_q = d_qkv + h * size;
-      transpose(rows, size, q + 2 * w, 3 * w, values);
-      multiply<Real>(rows, size, rows, view<Real>{weights, rows}.transposed(), d, w, d_q + 2 * w, 3 * w);
-      multiply<Real>(rows, rows, size, {d, w}, values, rows, d_weights, rows);
-      softmax_backward(rows, rows, attention_scale(), weights, d_weights);
-      multiply<Real>(rows, size, rows, {d_weights, rows}, q + w, 3 * w, d_q, 3 * w);
-      multiply<Real>(rows, size, rows, view<Real>{d_weights, rows}.transposed(), q, 3 * w, d_q + w, 3 * w);
-    }
-  }
-
-  Real attention_scale() const {
-    return Real(1) / std::sqrt(static_cast<Real>(shared_->dims.width / shared_->dims.heads));
   }
 
   workspace<Real>* shared_;

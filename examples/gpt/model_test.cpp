@@ -4,16 +4,21 @@
 // The model's gradients against finite differences in double precision, and its float version against the double one.
 
 #include <heddle/memory/host_resource.hpp>
+#include <heddle/memory/tracking.hpp>
 #include <heddle/recompute/chain.hpp>
 #include <heddle/recompute/none.hpp>
+#include <heddle/recompute/optimal.hpp>
+#include <heddle/recompute/selective.hpp>
 #include <heddle/recompute/sqrt.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <vector>
 
 #include "catch.hpp"
 #include "data.hpp"
+#include "fine.hpp"
 #include "model.hpp"
 
 namespace {
@@ -62,6 +67,40 @@ template <class Real> void shake(gpt::model<Real>& m) {
 }
 
 }  // namespace
+
+TEST_CASE("gpt: blocks cut into eight layers give the same loss and gradients under every policy", "[gpt]") {
+  gpt::model<double> m{small, 1};
+  shake(m);
+  const gpt::sequences text = some_text(small);
+  const double loss = run(m, text, hd::recompute::none{});
+  const std::vector<double> expected = m.gradients();
+  const gpt::fine_layers<double> fine{m};
+  const auto check = [&](auto policy) {
+    hd::tracking memory{hd::host_resource{}};
+    std::vector<int> told(m.plan().size());
+    m.shared().ready = [&](std::size_t i) { ++told[i]; };
+    std::fill(m.gradients().begin(), m.gradients().end(), 7.0);
+    hd::recompute::chain chain{policy, memory, fine.list()};
+    chain.check(true);
+    CHECK(*static_cast<const double*>(chain.forward(text.inputs.data())) == Approx(loss).epsilon(1e-13));
+    const double one = 1;
+    chain.backward(&one, nullptr);
+    CHECK(memory.peak_bytes() == chain.simulated().peak_bytes);
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      if (m.gradients()[i] != Approx(expected[i]).epsilon(1e-11).margin(1e-13)) FAIL("gradient " << i);
+    }
+    for (const int times : told) CHECK(times == 1);
+    m.shared().ready = [](std::size_t) {};
+    return chain.simulated().peak_bytes;
+  };
+  const std::size_t most = check(hd::recompute::none{});
+  check(hd::recompute::sqrt{});
+  check(hd::recompute::revolve{3});
+  const std::size_t least = check(hd::recompute::leanest{});
+  CHECK(4 * least < most);
+  CHECK(check(hd::recompute::optimal{(least + most) / 2}) <= (least + most) / 2);
+  CHECK(check(hd::recompute::selective{hd::recompute::named{{"attention", "gelu", "norm"}}}) < most);
+}
 
 TEST_CASE("gpt: every tensor's gradient is the slope of the loss", "[gpt]") {
   gpt::model<double> m{small, 1};
