@@ -32,9 +32,10 @@ struct every_layer {
 /// between its uses stays.
 ///
 /// @code{.cpp}
-/// hd::recompute::offload plan{.policy = hd::recompute::sqrt{}, .bytes_per_time = 12e9};   // profile() gives seconds
-/// hd::recompute::chain c{plan, device_memory, layers, hd::recompute::offload_store<hd::cuda, pinned>{pinned{},
-/// compute, copies}};
+/// namespace rc = heddle::recompute;
+/// rc::offload plan{.policy = rc::sqrt{}, .bytes_per_time = 12e9};   // where profile() gives seconds
+/// rc::offload_store<heddle::cuda, pinned> store{pinned{}, compute, copies};
+/// rc::chain c{plan, device_memory, layers, std::move(store)};
 /// @endcode
 ///
 /// State:   of what the policy keeps between forward and backward, what is on its way or stays; the rest in the store.
