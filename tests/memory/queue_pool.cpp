@@ -25,8 +25,10 @@ struct books {
   std::vector<std::pair<std::size_t, std::size_t>> waits;  // which queue waited for which
   std::size_t blocked = 0;                                 // how often the host waited
   std::size_t events = 0;                                  // that were recorded and are alive
+  // Work is done only when what it comes after is.
   void finish(std::size_t q, std::size_t until) {
     if (done[q] < until) done[q] = until;
+    for (std::size_t i = 0; i < queues; ++i) done[i] = std::max(done[i], after[q][i]);
   }
 };
 
