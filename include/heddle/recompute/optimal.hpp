@@ -11,10 +11,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace heddle {
 inline namespace v0 {
@@ -59,9 +61,9 @@ struct leanest {
 ///
 /// It weighs, layer by layer, keeping everything against keeping the input against running again from further back,
 /// with the exact bytes that a chain holds. Sizes are rounded up to `resolution` parts of the budget, unless their
-/// common divisor allows to be exact; the schedules of `none`, `every` and `revolve` are candidates too, so that it is
-/// never slower than these within the same budget. What is called optimal is so among schedules that, once they keep
-/// something, keep it until its backward.
+/// common divisor, or that of the sizes that make up most bytes, allows to be exact; the schedules of `none`, `every`
+/// and `revolve` are candidates too, so that it is never slower than these within the same budget. What is called
+/// optimal is so among schedules that, once they keep something, keep it until its backward.
 ///
 /// State:   at most `budget` bytes, as `simulate` counts them and a chain holds them.
 /// Traffic: planning takes n^3 / 6 * resolution steps, a nanosecond each, and 6 n^2 resolution bytes for n layers.
@@ -116,14 +118,30 @@ struct optimal {
   friend constexpr bool operator==(const optimal&, const optimal&) = default;
 
  private:
+  // Sizes are counted in units of their common divisor, where that isn't too fine. Else a few odd sizes are rounded up,
+  // and those that make up most of the bytes fill whole units.
   std::size_t unit(std::span<const layer_cost> costs) const {
-    std::size_t divisor = 0;
+    std::map<std::size_t, std::size_t> total;  // bytes of all blocks of one size
     for (const layer_cost& c : costs) {
       for (const std::size_t bytes : {c.output_bytes, c.saved_bytes, c.forward_workspace, c.backward_workspace})
-        divisor = std::gcd(divisor, bytes);
+        total[bytes] += bytes;
     }
-    if (divisor == 0) divisor = 1;
-    return budget / divisor <= resolution ? divisor : (std::max)(budget / resolution, std::size_t{1});
+    std::vector<std::pair<std::size_t, std::size_t>> sizes;
+    for (const auto& [bytes, sum] : total) sizes.emplace_back(sum, bytes);
+    std::sort(sizes.rbegin(), sizes.rend());
+    std::size_t divisor = 0;
+    bool exact = true;
+    for (const auto& [sum, bytes] : sizes) {
+      const std::size_t finer = std::gcd(divisor, bytes);
+      if (finer != 0 && budget / finer > resolution)
+        exact = false;
+      else
+        divisor = finer;
+    }
+    if (exact) return (std::max)(divisor, std::size_t{1});
+    if (divisor == 0) return (std::max)(budget / resolution, std::size_t{1});
+    const std::size_t parts = resolution / (budget / divisor + 1);
+    return parts > 1 ? (divisor + parts - 1) / parts : divisor;
   }
 
   [[noreturn]] void fail(std::span<const layer_cost> costs, std::size_t least) const {
