@@ -6,6 +6,9 @@
 #pragma once
 
 #include <heddle/heddle.hpp>
+#include <heddle/memory/tracking.hpp>
+#include <heddle/recompute/chain.hpp>
+#include <heddle/recompute/sqrt.hpp>
 #ifdef GPT_MPI
 #include <heddle/comm/mpi.hpp>
 #endif

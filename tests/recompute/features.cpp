@@ -8,6 +8,8 @@
 #include <heddle/heddle.hpp>
 #include <heddle/memory/limiting.hpp>
 #include <heddle/memory/planned.hpp>
+#include <heddle/memory/tracking.hpp>
+#include <heddle/recompute/chain.hpp>
 #include <heddle/recompute/completion.hpp>
 #include <heddle/recompute/offload.hpp>
 #include <heddle/recompute/optimal.hpp>
