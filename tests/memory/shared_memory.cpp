@@ -37,6 +37,18 @@ TEST_CASE("shared_memory: another process reads and writes the same bytes", "[me
   REQUIRE(waitpid(child, &how, 0) == child);
   CHECK((WIFEXITED(how) && WEXITSTATUS(how) == 0));
   CHECK(x[15] == -7);
+  const pid_t other = fork();
+  if (other == 0) {
+    segments = hd::shared_memory{"/heddle-test"};  // the child's copies end: its parent's blocks keep their names
+    memory = hd::pool{segments};
+    _exit(0);
+  }
+  REQUIRE(waitpid(other, &how, 0) == other);
+  CHECK(hd::shared_view{place.segment}.bytes() == place.bytes);
+  hd::shared_memory twin{"/heddle-test"};  // counts from 1 too
+  void* const y = twin.allocate_sync(10, 1);
+  CHECK(twin.locate(y).segment != place.segment);
+  twin.deallocate_sync(y, 10, 1);
   memory.deallocate_sync(x, 1000 * sizeof(int), 64);
 }
 

@@ -287,11 +287,46 @@ TEST_CASE("the layer that makes a budget infeasible is named", "[recompute][feat
   }
 }
 
+TEST_CASE("a workspace that grows within a step is an error, not an overrun", "[recompute][features]") {
+  for (const bool backward : {false, true}) {
+    net_layer first{{10}, 10}, second{{10}, 10}, third{{10}, 10};
+    first.room = first.back_room = 64;
+    first.kept = second.kept = third.kept = 16;  // or nothing would be computed again
+    hd::tracking memory{hd::host_resource{}};
+    rc::chain c{rc::full{}, memory, first, second, third};
+    const std::vector<double> in(10, 1.0), g(10, 1.0);
+    c.forward(in.data());
+    (backward ? first.back_room : first.room) = 4096;
+    const std::string text = message([&] { c.backward(g.data(), nullptr); });
+    INFO(text);
+    CHECK(has(text, "layer 0"));
+    CHECK(has(text, std::string(backward ? "backward" : "forward") + " workspace has 4096 bytes"));
+    CHECK(memory.live() == 0);
+  }
+}
+
+TEST_CASE("profile runs once what may run once", "[recompute][features]") {
+  struct counted : bytes_layer {
+    bool once() const { return true; }
+  };
+  counted only;
+  only.in = only.out = 10;
+  bytes_layer other{10, 10, 5};
+  const std::vector<rc::layer> list{rc::layer{only, "all-reduce"}, rc::layer{other, "other"}};
+  const bytes in(10, 1);
+  rc::profile(list, in.data(), hd::host_resource{}, {.repetitions = 4});
+  CHECK(only.first + only.again == 1);
+  CHECK(other.first + other.again == 4);
+}
+
 TEST_CASE("what chains refuse of skips and single forwards", "[recompute][features]") {
   net what = random_net(6, 3, kind::plain);
   std::vector<rc::layer> list = what.list();
   list[4] = rc::layer{what.layers[4], "join", {3}};
   CHECK(has(message([&] { rc::chain(rc::none{}, hd::host_resource{}, list); }), "layer 4 also reads layer 3"));
+  list[4] = rc::layer{what.layers[4], "join", {50'000'000}};  // asked for before a policy trusts it
+  CHECK(has(message([&] { rc::chain(rc::leanest{}, hd::host_resource{}, list); }), "also reads layer 50000000"));
+  CHECK(has(message([&] { rc::profile(list, what.x.data(), hd::host_resource{}); }), "also reads layer 50000000"));
   list[4] = rc::layer{what.layers[4], "join", {2, 1}};
   CHECK(has(message([&] { rc::chain(rc::none{}, hd::host_resource{}, list); }), "ascending order"));
   bytes_layer plain{40, 10, 1};
@@ -428,7 +463,8 @@ TEST_CASE("planned::expect refuses what is no step", "[recompute][features]") {
   const hd::memory_plan made = hd::plan_memory(std::span<const hd::lifetime>(good));
   for (const std::vector<hd::lifetime>& bad :
        {std::vector<hd::lifetime>{{0, 2, 10}, {2, 3, 5}}, std::vector<hd::lifetime>{{0, 4, 10}, {1, 3, 5}},
-        std::vector<hd::lifetime>{{0, 2, 0}, {1, 3, 5}}, std::vector<hd::lifetime>{{2, 0, 10}, {1, 3, 5}}}) {
+        std::vector<hd::lifetime>{{0, 2, 0}, {1, 3, 5}}, std::vector<hd::lifetime>{{2, 0, 10}, {1, 3, 5}},
+        std::vector<hd::lifetime>{{0, 2, 10, 0}, {1, 3, 5}}, std::vector<hd::lifetime>{{0, 2, 10, 8192}, {1, 3, 5}}}) {
     CHECK_THROWS_AS(memory.expect(bad, made), hd::argument_error);
   }
   CHECK_THROWS_AS(memory.expect(good, hd::memory_plan{{0, 0}, 15, 15}), hd::argument_error);

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <heddle/recompute/none.hpp>
+#include <heddle/recompute/revolve.hpp>
 #include <heddle/recompute/simulate.hpp>
 #include <heddle/recompute/sqrt.hpp>
 
@@ -113,6 +114,11 @@ TEST_CASE("plans of few layers", "[recompute]") {
   CHECK(simulate({}, {}).peak_bytes == 0);
   for (std::size_t n : {1, 2}) CHECK(rc::sqrt{}.plan(equal_layers(n, 3, 3)) == none{}.plan(equal_layers(n, 3, 3)));
   CHECK(to_string(none{}.plan(equal_layers(1, 1, 1))) == "0 forward_keep_all 0\n1 backward 0\n");
+}
+
+TEST_CASE("revolve: more slots than layers are as many as layers", "[recompute]") {
+  const std::vector<rc::layer_cost> costs(4, rc::layer_cost{10, 5, 1, 2});
+  CHECK(rc::revolve{static_cast<std::size_t>(-1)}.plan(costs) == rc::revolve{4}.plan(costs));
 }
 
 TEST_CASE("illegal schedules are refused by step and layer", "[recompute][simulate]") {

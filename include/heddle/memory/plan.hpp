@@ -82,7 +82,7 @@ constexpr bool is_valid(const memory_plan& plan, std::span<const Lifetime> lifet
     const Lifetime& a = lifetimes[i];
     const std::size_t at = plan.offsets[i];
     if (a.bytes == 0 || a.first == a.last) continue;
-    if (at % a.alignment != 0 || at > plan.peak || a.bytes > plan.peak - at) return false;
+    if (a.alignment == 0 || at % a.alignment != 0 || at > plan.peak || a.bytes > plan.peak - at) return false;
     for (std::size_t j = 0; j < i; ++j) {
       const Lifetime& b = lifetimes[j];
       const std::size_t there = plan.offsets[j];

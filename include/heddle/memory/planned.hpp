@@ -106,8 +106,18 @@ template <class Upstream = host_resource> class planned {
   /// @param known The step's blocks; moments are the numbers of its calls, allocations and deallocations, from 0.
   /// @param made Their places, by `plan_memory` or `search_plan`.
   /// Throws: argument_error if these aren't the calls of a step, if the plan isn't valid for them, or if blocks of the
-  /// present plan are live; memory_error where the upstream has no room for the plan's block. Nothing has changed then.
+  /// present plan are live; memory_error where the upstream has no room for the plan's block beside the present one.
+  /// Nothing has changed then. No work may use blocks of earlier steps any more: on a device wait for its queue first.
   void expect(std::vector<lifetime> known, memory_plan made) { state_->expect(std::move(known), std::move(made)); }
+
+  /// The same, behind all work of a device's queue, which is waited for.
+  template <class Queue>
+  void expect(Queue queue, std::vector<lifetime> known, memory_plan made)
+    requires has_allocate<Upstream, Queue>
+  {
+    queue.synchronize();
+    expect(std::move(known), std::move(made));
+  }
 
   /// Whether the current step is answered from a plan.
   bool replaying() const noexcept { return state_->now == phase::replaying; }
@@ -126,7 +136,7 @@ template <class Upstream = host_resource> class planned {
 
   /// @brief Takes the plan of an earlier run from a file; the next step is replayed.
   /// Throws: file_error if the file is missing or damaged; memory_error; nothing has changed then. argument_error if
-  /// blocks of the present plan are live.
+  /// blocks of the present plan are live. On a device wait for the queue first, as for `expect`.
   void load(const std::string& path) { state_->load(path); }
 
   /// Whether both share one plan.
@@ -284,6 +294,7 @@ template <class Upstream = host_resource> class planned {
           }
           seen[moment_of] = true;
         }
+        detail::check_alignment("planned::expect", l.alignment);
         calls_of.push_back({l.bytes, l.alignment, l.first, l.last});
       }
       if (!is_valid(made, std::span<const lifetime>(known))) {

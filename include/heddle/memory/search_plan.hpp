@@ -19,7 +19,7 @@ inline namespace v0 {
 /// @brief When `search_plan` stops: at the first of these, or when its plan is optimal.
 struct search_limits {
   std::size_t target = 0;  ///< A peak in bytes that is good enough; 0 for the lowest there is.
-  double seconds = 1.0;    ///< Wall-clock time, at least 0.
+  double seconds = 1.0;    ///< Wall-clock time, at least 0; 0: all greedy plans, nothing else.
   std::uint64_t nodes = (std::numeric_limits<std::uint64_t>::max)();  ///< Nodes of the search; repeatable, unlike time.
   std::uint64_t seed = 1;  ///< Of the restarts: another seed may be lucky where this one is not.
 };
@@ -72,8 +72,9 @@ memory_plan search_plan(std::span<const Lifetime> lifetimes, const search_limits
   for (const placement order : placements) {
     std::vector<std::uint32_t> sorted = items.sorted(order);
     if (take(detail::place_greedily(items, sorted), items.lower_bound)) best_order = std::move(sorted);
-    if (enough() || search::clock::now() > end) return best;
+    if (enough() || (limits.seconds > 0 && search::clock::now() > end)) return best;
   }
+  if (search::clock::now() > end) return best;
   detail::reorder_search<Lifetime> near(items, std::move(best_order), best.peak, limits.seed);
   while (!near.tired()) {
     if (near.place()) take(near.found(), items.lower_bound);

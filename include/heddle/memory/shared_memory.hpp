@@ -116,11 +116,17 @@ class shared_memory {
 
     void* add(std::size_t bytes) {
       std::lock_guard lock(mutex);
-      std::string name = prefix + "." + std::to_string(getpid()) + "." + std::to_string(++count);
-      const int file = shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+      std::string name;
+      int file;
+      do {  // the next number, where another object or an earlier process of this number left one
+        name = prefix + "." + std::to_string(getpid()) + "." + std::to_string(++count);
+        file = shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+      } while (file < 0 && errno == EEXIST);
       if (file < 0) refuse(errno, bytes, name);
       // Unlike ftruncate alone, this fails here and not with a signal at the first access when there is no room.
-      int code = posix_fallocate(file, 0, static_cast<off_t>(bytes));
+      int code;
+      do code = posix_fallocate(file, 0, static_cast<off_t>(bytes));
+      while (code == EINTR);
       void* const p = code ? MAP_FAILED : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
       if (p == MAP_FAILED && !code) code = errno;
       close(file);
@@ -142,7 +148,7 @@ class shared_memory {
       std::lock_guard lock(mutex);
       const auto found = live.find(p);
       if (found == live.end()) return;
-      shm_unlink(found->second.name.c_str());
+      if (getpid() == owner) shm_unlink(found->second.name.c_str());  // not from a forked child's copy
       munmap(p, found->second.bytes);
       live.erase(found);
     }
@@ -155,6 +161,7 @@ class shared_memory {
     }
 
     std::string prefix;
+    const pid_t owner = getpid();
     mutable std::mutex mutex;
     std::map<const std::byte*, segment> live;
     std::size_t count = 0;

@@ -260,6 +260,7 @@ template <class Policy, class Resource = host_resource, class Store = no_store<>
     std::vector<layer_cost> now;
     now.reserve(layers_.size());
     for (const layer& l : layers_) now.push_back(l.cost());
+    detail::check_reads(detail::as_span(now));  // policies rely on it
     return now;
   }
 
@@ -357,6 +358,7 @@ template <class Policy, class Resource = host_resource, class Store = no_store<>
       const layer_cost now = layers_[i].cost();
       same_size(i, again, "output", now.output_bytes, cost.output_bytes);
       same_size(i, again, "saved block", now.saved_bytes, cost.saved_bytes);
+      same_size(i, again, "forward workspace", now.forward_workspace, cost.forward_workspace);
       const bool early = !whole && cost.restore_time > 0;
       block& output = whole ? own.output : spares_[0];
       if (!early) allocate(output, cost.output_bytes);
@@ -377,12 +379,13 @@ template <class Policy, class Resource = host_resource, class Store = no_store<>
       if (!whole) release(spares_[0]);
       own.ran = true;
     }
-    if (what == action::forward_drop && i > 0 && !liveness_.shared[i - 1]) release(state_[i - 1].output);
+    if (what == action::forward_drop && i > 0 && !liveness_.shared[i - 1]) release(arrived(i - 1).output);
   }
 
   void run_backward(std::size_t i) {
     layer_state& own = arrived(i);
     const layer_cost& cost = costs_[i];
+    same_size(i, false, "backward workspace", layers_[i].cost().backward_workspace, cost.backward_workspace);
     if (spares_.size() <= cost.also_reads.size()) spares_.resize(cost.also_reads.size() + 1);
     const auto reads = [&](std::size_t r) { return r == 0 ? i - 1 : cost.also_reads[r - 1]; };
     const std::size_t count = i > 0 ? cost.also_reads.size() + 1 : 0;

@@ -74,7 +74,8 @@ struct profile_options {
 ///
 /// Sizes are the layers' own statements, times are measured. Where the resource counts (`tracking`), what a layer takes
 /// from it beside its blocks while it runs, gives the workspaces. A layer runs with `pass::again`, so that statistics
-/// and counters stay as they are; backward gets the layer's output for a gradient, so parameter gradients are garbage
+/// and counters stay as they are; one that may run only `once` does so, with `pass::first`: if it communicates, all
+/// ranks profile. Backward gets the layer's output for a gradient, so parameter gradients are garbage
 /// afterwards. At no time are more than one layer's blocks held, beside outputs that later layers also read: this works
 /// for a chain that fits no memory without recomputation.
 ///
@@ -119,13 +120,15 @@ chain_profile profile(const std::vector<layer>& layers, const void* in, Resource
   };
   chain_profile result;
   const std::size_t n = layers.size();
+  for (const layer& l : layers) result.costs.push_back(l.cost());
+  heddle::detail::check_reads(std::span<const layer_cost>(result.costs));
   std::vector<std::size_t> last_reader(n);
   for (std::size_t i = 0; i < n; ++i) {
     for (const std::size_t j : layers[i].also_reads()) last_reader[j] = i;
   }
   std::vector<block> outputs;
   for (std::size_t i = 0; i < n; ++i) {
-    layer_cost cost = layers[i].cost();
+    layer_cost& cost = result.costs[i];
     std::vector<const void*> from{i ? outputs[i - 1].data : in};
     std::vector<void*> to;
     std::vector<block> gradients;
@@ -141,10 +144,10 @@ chain_profile profile(const std::vector<layer>& layers, const void* in, Resource
     const block saved(memory, work, cost.saved_bytes);
     const block forward_room(memory, work, cost.forward_workspace);
     const block backward_room(memory, work, cost.backward_workspace);
-    const auto measure = [&](double& time, std::size_t& workspace, std::size_t given, auto&& call) {
+    const auto measure = [&](std::size_t times, double& time, std::size_t& workspace, std::size_t given, auto&& call) {
       std::size_t before = 0;
       if constexpr (counts) before = memory.bytes();
-      for (std::size_t k = 0; k < options.repetitions; ++k) {
+      for (std::size_t k = 0; k < times; ++k) {
         if constexpr (counts) memory.reset_peak();
         work.synchronize();
         const auto start = std::chrono::steady_clock::now();
@@ -163,15 +166,15 @@ chain_profile profile(const std::vector<layer>& layers, const void* in, Resource
     };
     void* const out = outputs[i].data;
     const bool restores = cost.restore_time > 0;
-    measure(cost.forward_time, cost.forward_workspace, forward_room.bytes,
-            [&] { layers[i].forward(reads, out, saved.data, pass::again, forward_room.data); });
+    const pass forward_pass = cost.once ? pass::first : pass::again;
+    measure(cost.once ? 1 : options.repetitions, cost.forward_time, cost.forward_workspace, forward_room.bytes,
+            [&] { layers[i].forward(reads, out, saved.data, forward_pass, forward_room.data); });
     if (restores) {
-      measure(cost.restore_time, cost.forward_workspace, forward_room.bytes,
+      measure(options.repetitions, cost.restore_time, cost.forward_workspace, forward_room.bytes,
               [&] { layers[i].restore(reads, saved.data, forward_room.data); });
     }
-    measure(cost.backward_time, cost.backward_workspace, backward_room.bytes,
+    measure(options.repetitions, cost.backward_time, cost.backward_workspace, backward_room.bytes,
             [&] { layers[i].backward(reads, saved.data, out, {to.data(), to.size()}, backward_room.data); });
-    result.costs.push_back(std::move(cost));
     for (std::size_t j = 0; j < i; ++j) {
       if (last_reader[j] <= i && outputs[j].data) outputs[j] = block(memory, work, 0);
     }

@@ -62,7 +62,8 @@ memory_plan promise(const Schedule& what, std::span<const layer_cost> costs,
 /// `revolve` are tried last.
 ///
 /// State:   at most `budget` bytes in one buffer.
-/// Throws:  as `optimal`; the least budget that the error names is that of the sizes alone.
+/// Throws:  as `optimal`; the least budget that the error names is that of the sizes alone or, where these would fit
+///          but no places were found, one byte more than was allowed.
 struct placed {
   std::size_t budget = 0;                 ///< Bytes of the buffer.
   std::size_t resolution = 500;           ///< As in `optimal`.
@@ -75,13 +76,15 @@ struct placed {
       Schedule s;
       try {
         s = optimal{room, resolution}.template plan<Schedule>(costs);
-      } catch (const budget_error&) {  // the leanest don't lie well: perhaps one of these does
+      } catch (const budget_error& e) {  // the leanest don't lie well: perhaps one of these does
         for (std::size_t k = 1; k <= 2 * costs.size() + 1; ++k) {
           s = k > costs.size() ? revolve{k - costs.size()}.template plan<Schedule>(costs)
                                : every{k}.template plan<Schedule>(costs);
           if (simulate(s, costs).peak_bytes <= budget && fits(s)) return s;
         }
-        throw;
+        if (room == budget) throw;
+        const std::size_t least = e.least() > budget ? e.least() : budget + 1;
+        throw budget_error(budget, least, e.layer(), costs[e.layer()].name, e.layer_bytes());
       }
       if (fits(s)) return s;
       const std::size_t over = promise(s, costs, limits).peak - budget;

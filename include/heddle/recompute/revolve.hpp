@@ -31,7 +31,7 @@ struct revolve {
   template <class Schedule = schedule> Schedule plan(std::span<const layer_cost> costs) const {
     if (slots == 0) throw argument_error("heddle::recompute::revolve: .slots is 0, allowed is 1 or more");
     Schedule result;
-    if (!costs.empty()) reverse(result, 0, costs.size(), slots, costs);
+    if (!costs.empty()) reverse(result, 0, costs.size(), (std::min)(slots, costs.size()), costs);
     return result;
   }
 

@@ -140,5 +140,19 @@ class schedule_error : public argument_error {
 };
 
 }  // namespace recompute
+
+namespace detail {
+// Throws argument_error unless every layer's further inputs are outputs of earlier layers, in order.
+template <class Cost> void check_reads(std::span<const Cost> costs) {
+  for (std::size_t i = 0; i < costs.size(); ++i) {
+    for (std::size_t r = 0; r < costs[i].also_reads.size(); ++r) {
+      const std::size_t j = costs[i].also_reads[r];
+      if (j + 1 < i && (r == 0 || costs[i].also_reads[r - 1] < j)) continue;
+      throw argument_error("heddle::recompute: layer " + std::to_string(i) + " also reads layer " +
+                           std::to_string(j) + "; allowed are, in ascending order, layers before the one before it");
+    }
+  }
+}
+}  // namespace detail
 }  // namespace v0
 }  // namespace heddle

@@ -21,6 +21,7 @@ class chain_states {
  public:
   chain_states(std::span<const recompute::layer_cost> costs, std::size_t unit)
       : n_(costs.size()), costs_(costs), fresh_(n_ * n_), last_reader_(n_), gradients_(n_) {
+    check_reads(costs);
     const auto rounded = [&](std::size_t bytes) { return bytes / unit + (bytes % unit != 0); };
     std::vector<std::size_t> final_reader(n_);
     for (std::size_t i = 0; i < n_; ++i) {

@@ -82,14 +82,7 @@ Simulation rehearse(const Schedule& what, std::span<const recompute::layer_cost>
     throw recompute::schedule_error("simulate", k, recompute::name_of(what.steps[k].what), i,
                                     i < n ? costs[i].name : std::string{}, detail);
   };
-  for (std::size_t i = 0; i < n; ++i) {
-    for (std::size_t r = 0; r < costs[i].also_reads.size(); ++r) {
-      const std::size_t j = costs[i].also_reads[r];
-      if (j + 1 < i && (r == 0 || costs[i].also_reads[r - 1] < j)) continue;
-      throw argument_error("heddle::recompute::simulate: layer " + std::to_string(i) + " also reads layer " +
-                           std::to_string(j) + "; allowed are, in ascending order, layers before the one before it");
-    }
-  }
+  check_reads(costs);
   const liveness share(what, costs);
   const auto record = [&] {
     if (bytes > result.peak_bytes) {
