@@ -98,6 +98,45 @@ TEST_CASE("a rank that throws in the middle of training makes every other rank f
   }
 }
 
+namespace {
+// Lets only the program's own thread communicate.
+template <class Comm> struct polled : hd::detail::wrapper<Comm> {
+  using hd::detail::wrapper<Comm>::wrapper;
+  polled duplicate() { return polled(this->inner_.duplicate()); }
+  hd::progress progress() const { return hd::progress::polled; }
+  template <class Apply>
+  void exchange(const hd::header& h, std::span<const hd::outgoing> out, std::span<const hd::incoming> in,
+                Apply&& apply) {
+    this->inner_.exchange(h, out, in, std::forward<Apply>(apply));
+  }
+};
+}  // namespace
+
+TEST_CASE("without a thread of its own a failed exchange isn't forgotten") {
+  std::atomic<int> refused{0};
+  const auto run = [&] {
+    hd::threads::run({.ranks = 2, .deadline = std::chrono::seconds(5)}, [&](auto& comm) {
+      quadratic m;
+      polled<std::decay_t<decltype(comm)>> own(comm.duplicate());
+      hd::data_parallel dp{hd::strategy{.topology = hd::ring{}}, own, m.tensors(), hd::sgd{}};
+      train_step(dp, m, static_cast<std::size_t>(comm.rank()), 1, 0.1f);
+      if (comm.rank() == 1) throw std::runtime_error("out of luck");
+      const auto before = m.w;
+      quadratic::gradient(m.w.data(), m.g.data(), 2, 1);
+      for (int again = 0; again < 2; ++again) {
+        try {
+          for (std::size_t i = quadratic::sizes.size(); i-- > 0;) dp.ready(i);
+          dp.step({.lr = 0.1f});
+        } catch (const hd::comm_error&) {
+          refused += m.w == before;
+        }
+      }
+    });
+  };
+  CHECK_THROWS_WITH(run(), "out of luck");
+  CHECK(refused == 2);
+}
+
 TEST_CASE("ranks with different models are told so") {
   const auto run = [] {
     hd::threads::run(four, [](auto& comm) {

@@ -40,7 +40,12 @@ template <class Run> class worker {
   void push(std::size_t job) {
     const std::size_t lane = job == 0 ? 0 : (job - 1) % jobs_.size();
     if (threads_.empty()) {
-      timed(job, lane);
+      if (error_) return;
+      try {
+        timed(job, lane);
+      } catch (...) {
+        error_ = std::current_exception();
+      }
       return;
     }
     {
@@ -54,7 +59,10 @@ template <class Run> class worker {
 
   // Returns when all jobs are done; throws what the first failed job threw.
   void wait() {
-    if (threads_.empty()) return;
+    if (threads_.empty()) {
+      if (error_) std::rethrow_exception(error_);
+      return;
+    }
     const auto start = std::chrono::steady_clock::now();
     std::unique_lock lock(mutex_);
     idle_.wait(lock, [&] { return pending_ == 0; });
