@@ -171,6 +171,7 @@ TEST_CASE("a sharded update goes on from its files on another number of ranks") 
     if (comm.rank() == 0) saved = p;
     steps(update, comm, p, 3, 6);
     if (comm.rank() == 0) expected = p;
+    if (comm.rank() == 0) update.save(file(4));  // of another step
   });
   for (const int ranks : {4, 1, 3}) {
     hd::threads::run(ranks, [&](auto& comm) {
@@ -179,6 +180,10 @@ TEST_CASE("a sharded update goes on from its files on another number of ranks") 
       std::vector<std::string> files;
       for (int r = 0; r < 4; ++r) files.push_back(file((comm.rank() + r) % 4));
       RANK_CHECK_THROWS_AS(update.load(std::span(files).first(0)), hd::file_error);
+      const std::vector<std::string> twice(4, file(0)), mixed{file(0), file(1), file(2), file(3), file(4)};
+      if (ranks == 1) RANK_CHECK_THROWS_AS(update.load(twice), hd::file_error);
+      RANK_CHECK_THROWS_AS(update.load(mixed), hd::file_error);
+      RANK_CHECK(update.steps() == 0);
       update.load(files);
       RANK_CHECK(update.steps() == 3);
       steps(update, comm, p, 3, 6);
@@ -187,7 +192,7 @@ TEST_CASE("a sharded update goes on from its files on another number of ranks") 
       RANK_CHECK(worst <= (ranks == 4 ? 0.0 : 1e-6));
     });
   }
-  for (int r = 0; r < 4; ++r) std::remove(file(r).c_str());
+  for (int r = 0; r < 5; ++r) std::remove(file(r).c_str());
   ::rmdir(path);
 }
 

@@ -142,26 +142,29 @@ template <class Topology, class Rule, class Parameter = float> class sharded_upd
   }
 
   /// @brief Takes over what all ranks of some run had saved, also another number of ranks on another topology. Not
-  /// collective; every rank reads as many of the files as it needs.
+  /// collective; every rank reads all of the files, and looks at the state in as many as it needs.
   /// @param paths The files of all ranks, in any order; put this rank's own first to save time.
-  /// Throws: file_error if a file is missing, damaged or of other tensors, or the files lack something; nothing has
-  /// changed then.
+  /// Throws: file_error if a file is missing, damaged, of other tensors or of another step than the one before, or the
+  /// files lack something; nothing has changed then.
   void load(std::span<const std::string> paths) {
     detail::shards found(pieces_, slots);
     std::size_t steps = steps_;
     bool begun = begun_, any = false;
     for (const std::string& path : paths) {
-      if (any && found.complete()) break;
       archive_reader in(path);
-      steps = static_cast<std::size_t>(in.get<std::uint64_t>());
-      begun = in.get<std::uint64_t>() != 0;
+      const auto s = static_cast<std::size_t>(in.get<std::uint64_t>());
+      const bool b = in.get<std::uint64_t>() != 0;
+      if (any && (s != steps || b != begun)) in.refuse("it is of another step");
+      steps = s;
+      begun = b;
       if (in.get<std::uint64_t>() != slots) in.refuse("it has another number of slots");
       std::vector<std::size_t> sizes(sizes_.size());
       in.get(sizes.data(), sizes.size());
       if (sizes != sizes_) in.refuse("its tensors have other sizes");
+      any = true;
+      if (found.complete()) continue;
       found.read(in);
       in.finish();
-      any = true;
     }
     if (!any || !found.complete())
       throw file_error("heddle::sharded_update::load: the files lack some elements' state");

@@ -27,6 +27,7 @@ template <class Piece> class shards {
     for (const Piece& p : pieces) missing_ += p.count;
     elements_ = missing_;
     values_.resize(elements_ * slots);
+    have_.resize(elements_);
   }
 
   bool complete() const noexcept { return missing_ == 0; }
@@ -44,10 +45,13 @@ template <class Piece> class shards {
       for (const Piece& p : pieces_) {
         const std::size_t from = (std::max)(begin, p.begin), to = (std::min)(begin + count, p.begin + p.count);
         if (p.tensor != tensor || from >= to) continue;
-        missing_ -= (std::min)(missing_, to - from);
+        const std::size_t at = p.state + from - p.begin;
+        for (std::size_t i = at; i < at + to - from; ++i) {  // a file may be given twice
+          missing_ -= !have_[i];
+          have_[i] = true;
+        }
         for (std::size_t k = 0; k < slots_; ++k) {
-          std::copy_n(block.data() + k * count + from - begin, to - from,
-                      values_.data() + k * elements_ + p.state + from - p.begin);
+          std::copy_n(block.data() + k * count + from - begin, to - from, values_.data() + k * elements_ + at);
         }
       }
     }
@@ -57,6 +61,7 @@ template <class Piece> class shards {
   const std::vector<Piece>& pieces_;
   std::size_t slots_, elements_ = 0, missing_ = 0;
   std::vector<float> values_;
+  std::vector<bool> have_;
 };
 
 }  // namespace detail
