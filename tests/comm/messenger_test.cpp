@@ -7,6 +7,7 @@
 #include "messenger_conformance.hpp"
 
 #include <algorithm>
+#include <atomic>
 
 namespace hd = heddle;
 
@@ -92,6 +93,60 @@ TEST_CASE("a peer that falls silent is named once, and its successor is another 
   CHECK(in.next(message_kind::left).from == again.from);
   const auto rest = a.receive(300ms);
   CHECK(!rest);  // rank 2 was there all the time
+}
+
+namespace {
+// Between two ranks that may be cut off from each other for a while.
+struct partitioned : hd::threads::transport {
+  partitioned(hd::threads::meeting_place place, int rank, std::atomic<bool>& cut)
+      : transport(std::move(place), rank), cut_(&cut) {}
+  bool put(int peer, hd::payload& p) {
+    if (!*cut_) return transport::put(peer, p);
+    p = {};
+    return true;
+  }
+  std::atomic<bool>* cut_;
+};
+}  // namespace
+
+TEST_CASE("two ranks that hold each other for dead learn it, and meet again in other lives") {
+  hd::threads::meeting_place place(2);
+  std::atomic<bool> cut{false};
+  hd::basic_messenger<partitioned> a(quick(), place, 0, cut), b(quick(), place, 1, cut);
+  inbox in_a(a), in_b(b);
+  a.connect(1);
+  in_a.next(message_kind::joined, 0, 1);
+  in_b.next(message_kind::joined, 0, 0);
+  cut = true;
+  in_a.next(message_kind::died, 0, 1);
+  in_b.next(message_kind::died, 0, 0);
+  cut = false;
+  const std::uint64_t of_a = a.life(), of_b = b.life();
+  CHECK(in_a.next(message_kind::refused).from == hd::address(1, of_b));
+  CHECK(in_b.next(message_kind::refused).from == hd::address(0, of_a));
+  a.renew();
+  b.renew();
+  const hd::message joined = in_a.next(message_kind::joined, 0, 1);
+  CHECK(joined.from == hd::address(1, b.life()));
+  CHECK(in_b.next(message_kind::joined, 0, 0).from == hd::address(0, a.life()));
+  a.send(joined.from, 1, 7, hd::payload(0));
+  CHECK(in_b.next(message_kind::data, 1, 0).id == 7);
+}
+
+TEST_CASE("a send to the own rank wakes all threads that wait for messages, one for each") {
+  hd::messenger_options o = quick();
+  o.beat = 5s;
+  o.silence = 20s;
+  hd::threads::messenger m(o, hd::threads::meeting_place(1), 0);
+  const auto start = std::chrono::steady_clock::now();
+  std::atomic<int> got{0};
+  std::vector<std::thread> waiting;
+  for (int i = 0; i < 3; ++i) waiting.emplace_back([&] { got += m.receive(10s).has_value(); });
+  std::this_thread::sleep_for(50ms);
+  for (std::uint64_t k = 0; k < 3; ++k) m.send(0, 1, k, hd::payload(0));
+  for (auto& t : waiting) t.join();
+  CHECK(got == 3);
+  CHECK(std::chrono::steady_clock::now() - start < 2s);
 }
 
 TEST_CASE("nobody answers at a rank") {

@@ -281,6 +281,18 @@ TEST_CASE("a connection that breaks is made again, and what was lost on it is to
   CHECK(gaps >= 1);
 }
 
+TEST_CASE("an address without a host doesn't replace the one that is known") {
+  const std::string bound = "tcp://127.0.0.1:" + std::to_string(free_port());
+  hd::zmq::messenger server(quick(), 1, {"", bound}, "tcp://0.0.0.0:" + std::to_string(free_port()));  // nobody there
+  hd::zmq::messenger client(quick(), 0, {"tcp://127.0.0.1:*", bound});
+  inbox in(client), out(server);
+  client.connect(1);
+  in.next(message_kind::joined, 0, 1);
+  std::this_thread::sleep_for(50ms);
+  client.send(1, 1, 5, hd::payload(0));
+  CHECK(out.next(message_kind::data, 1, 0).id == 5);
+}
+
 TEST_CASE("what can't be bound or isn't understood") {
   const folder sockets;
   const auto there = sockets.addresses(2);

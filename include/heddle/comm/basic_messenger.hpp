@@ -102,12 +102,12 @@ template <class Transport> class basic_messenger {
     if (attempt(to, tag, id, body)) return;
     const auto end = clock::now() + options_.patience;
     for (;;) {
-      pump();
+      const bool more = pump();
       const auto now = clock::now();
       chores(now);
       if (attempt(to, tag, id, body)) return;
       if (now >= end) detail::throw_unsent(rank(), to, at(to.rank), body.size(), options_);
-      pause(lock, (std::min<clock::duration>)(end - now, std::chrono::milliseconds(10)));
+      pause(lock, (std::min<clock::duration>)(end - now, std::chrono::milliseconds(more ? 0 : 10)), sending_);
     }
   }
   /// @brief Sends a copy. @param to Whom. @param tag Any number. @param id Any number. @param bytes The message.
@@ -129,7 +129,7 @@ template <class Transport> class basic_messenger {
   std::optional<message> receive(std::chrono::nanoseconds longest) {
     std::unique_lock lock(mutex_);
     if (++receives_ % 64 == 0) chores(clock::now());
-    if (inbox_.empty()) pump();
+    while (inbox_.empty() && pump()) continue;
     if (!inbox_.empty()) return take();
     auto now = clock::now();
     const auto end = longest < std::chrono::hours(10'000) ? now + longest : now + std::chrono::hours(10'000);
@@ -137,9 +137,8 @@ template <class Transport> class basic_messenger {
       chores(now);
       if (!inbox_.empty()) return take();
       if (now >= end) return std::nullopt;
-      pause(lock, end - now);
-      pump();
-      if (!inbox_.empty()) return take();
+      pause(lock, end - now, receiving_);
+      while (inbox_.empty() && pump()) continue;
       now = clock::now();
     }
   }
@@ -178,11 +177,7 @@ template <class Transport> class basic_messenger {
   }
   peer& at(int r) { return peers_[static_cast<std::size_t>(r)]; }
 
-  void begin_self() {
-    peer& self = at(rank());
-    self.up = true;
-    self.life = life_;
-  }
+  void begin_self() { at(rank()) = {.life = life_, .up = true}; }
 
   // ---- Sending. All below hold the lock.
 
@@ -210,6 +205,7 @@ template <class Transport> class basic_messenger {
     p.sent += units;
     p.said = true;
     p.told = p.consumed;
+    rouse();
     ++counts_.messages_sent;
     counts_.bytes_sent += bytes;
     return true;
@@ -269,7 +265,7 @@ template <class Transport> class basic_messenger {
       if (n == 0) now = clock::now();
       accept(std::move(p), now);
     }
-    if (n > 0 && waiting_ > 0) transport_.wake();
+    rouse(n > 0);
     return n == 64;
   }
 
@@ -283,15 +279,16 @@ template <class Transport> class basic_messenger {
     const int r = h.source;
     peer& p = at(r);
     const bool is_beat = h.kind == detail::packet_kind::beat || h.kind == detail::packet_kind::ask;
+    // Before what the peer's life is worth here: two that hold each other for dead must both learn it.
+    if (h.kind == detail::packet_kind::refuse) {
+      if (h.to != life_ || h.from < p.life || std::exchange(p.refused, true)) return;
+      news(message_kind::refused, r, h.from, "rank " + std::to_string(r) + " holds this life for dead");
+      return;
+    }
     if (h.from <= p.ended || h.from < p.life) {  // of a former life, which learns that it is over
       counts_.discarded += !is_beat;
       if (is_beat && !p.up) open(r, packet.text());
       if (is_beat) say(r, detail::packet_kind::refuse, h.from);
-      return;
-    }
-    if (h.kind == detail::packet_kind::refuse) {
-      if (h.to != life_ || std::exchange(p.refused, true)) return;
-      news(message_kind::refused, r, p.life, "rank " + std::to_string(r) + " holds this life for dead");
       return;
     }
     if (!p.up || h.from > p.life) begin(r, h.from);
@@ -370,7 +367,7 @@ template <class Transport> class basic_messenger {
       else if (std::exchange(p.asks, false) || p.consumed - p.told >= options_.window / 4)
         beat_soon(r);
     }
-    if (waiting_ > 0 && !inbox_.empty()) transport_.wake();
+    rouse();
     return std::move(i.what);
   }
 
@@ -382,14 +379,18 @@ template <class Transport> class basic_messenger {
     return owing_ ? (std::min<clock::duration>)(half, std::chrono::milliseconds(1)) : half;
   }
 
-  // Waits for a packet without holding the lock.
-  void pause(std::unique_lock<std::mutex>& lock, clock::duration longest) {
-    ++waiting_;
+  // Ends the waits of those who can go on; again whenever a look for packets may have undone that.
+  void rouse(bool credit = false) {
+    if ((receiving_ > 0 && !inbox_.empty()) || (sending_ > 0 && credit)) transport_.wake();
+  }
+  // Waits for a packet without holding the lock; counted meanwhile.
+  void pause(std::unique_lock<std::mutex>& lock, clock::duration longest, int& count) {
+    ++count;
     const auto t = (std::min)(longest, tick());
     lock.unlock();
     transport_.wait(t);
     lock.lock();
-    --waiting_;
+    --count;
   }
 
   // Signs of life, and who has given none. Time in which this process didn't run is nobody's silence.
@@ -417,16 +418,15 @@ template <class Transport> class basic_messenger {
       if (p.owed > 0) --p.owed;
       if (p.owed > 0 || (due && !std::exchange(p.said, false))) beat(r);
     }
+    rouse();
   }
 
   // The thread of its own.
   void attend() {
     std::unique_lock lock(mutex_);
     while (!stopping_) {
-      if (waiting_ == 0) pump();
-      const std::size_t before = inbox_.size();
+      if (sending_ + receiving_ == 0) pump();
       chores(clock::now());
-      if (inbox_.size() > before && waiting_ > 0) transport_.wake();
       // A system-clock wait, since ThreadSanitizer knows it; nothing depends on its length.
       stop_.wait_until(lock, std::chrono::system_clock::now() + tick());
     }
@@ -440,7 +440,7 @@ template <class Transport> class basic_messenger {
   std::uint64_t life_, receives_ = 0;
   clock::time_point chored_{}, tried_{};
   bool owing_ = false, stopping_ = false;  // some peer is owed a beat; the thread shall end
-  int waiting_ = 0;                        // threads in pause
+  int sending_ = 0, receiving_ = 0;        // threads in pause
   mutable std::mutex mutex_;
   std::condition_variable stop_;
   std::thread background_;

@@ -72,11 +72,11 @@ class transport {
   const std::string& where() const noexcept { return addresses_[static_cast<std::size_t>(rank_)]; }
 
   /// @brief Connects to a peer, in the background. @param peer Which. @param where Its address, empty for the one
-  /// known.
+  /// known. One that names no host doesn't replace it.
   void open(int peer, std::string_view where) {
     std::string& known = addresses_[static_cast<std::size_t>(peer)];
     void*& link = links_[static_cast<std::size_t>(peer)];
-    if (!where.empty() && where != known) {
+    if (!where.empty() && where != known && (known.empty() || !anywhere(where))) {
       close(peer);
       known = where;
     }
@@ -180,11 +180,14 @@ class transport {
     if (good) return;
     throw comm_error("zmq::messenger", rank_, -1, what + ": " + zmq_strerror(zmq_errno()));
   }
+  // Whether an address means any host, so that it is good for binding only.
+  static bool anywhere(std::string_view where) {
+    return where.starts_with("tcp://*:") || where.starts_with("tcp://0.0.0.0:") || where.starts_with("tcp://[::]:");
+  }
   // The address with the port that was taken; the host as it was given, unless it means any.
   static std::string reached(const std::string& asked, const std::string& bound) {
     if (!asked.starts_with("tcp://")) return bound;
-    const std::string host = asked.substr(0, asked.rfind(':'));
-    return host == "tcp://*" || host == "tcp://0.0.0.0" ? bound : host + bound.substr(bound.rfind(':'));
+    return anywhere(asked) ? bound : asked.substr(0, asked.rfind(':')) + bound.substr(bound.rfind(':'));
   }
   void close_all() noexcept {
     const int most = static_cast<int>(linger_.count());
