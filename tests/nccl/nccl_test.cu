@@ -427,17 +427,18 @@ TEST_CASE("nccl: what can't be done is refused before anything is enqueued") {
     };
     expect([&] { hd::all_reduce(comm, hd::ring{}, h, hd::sum{}, device.queue()); });
     expect([&] { hd::all_reduce(comm, hd::native{}, f, largest_magnitude{}, device.queue()); });
+    expect([&] { hd::all_reduce(comm, hd::native{}, h, hd::accumulate_in<float>(hd::mean{}), device.queue()); });
     hd::all_reduce(comm, hd::native{}, h, hd::mean{}, device.queue());  // the communicator is as good as before
     for (const hd::float16 x : device.get<hd::float16>(comm, h)) count += static_cast<float>(x) == 1.0f;
   });
-  CHECK(refused == std::vector<int>(2, 6));
+  CHECK(refused == std::vector<int>(2, 7));
 }
 
 TEST_CASE("staged: device memory over a communicator of the host") {
   for (const int ranks : {1, 2, 3, 5}) {
     if (!enough_devices(ranks)) return;
     for (const std::size_t n : {0, 1, 4, 1023, 3001}) {
-      for (const std::size_t chunk : {std::size_t{512}, std::size_t{1} << 20}) {
+      for (const std::size_t chunk : {std::size_t{512}, std::size_t{1} << 20, SIZE_MAX}) {
         INFO(ranks << " ranks, " << n << " elements, chunks of " << chunk << " bytes");
         const auto want = reference<float>(ranks, n, hd::mean{});
         std::vector<double> worst(static_cast<std::size_t>(ranks));

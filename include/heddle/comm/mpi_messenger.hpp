@@ -68,6 +68,7 @@ class transport {
   /// @brief Begins to send a packet. @param peer To whom. @param p The packet.
   /// Throws: argument_error if it is longer than MPI can count.
   bool put(int peer, payload& p) {
+    if (detail::finalised()) return false;  // the goodbye of a messenger that outlives MPI
     const std::size_t bytes = payload::room + p.size();
     if (bytes > INT_MAX) {
       throw argument_error("heddle::mpi::messenger: a message of " + std::to_string(p.size()) +
@@ -83,6 +84,7 @@ class transport {
   }
   /// @brief Takes the next packet. @param p Where to.
   bool get(payload& p) {
+    if (detail::finalised()) return false;
     for (;;) {
       int found = 0, bytes = 0;
       MPI_Message handle = MPI_MESSAGE_NULL;

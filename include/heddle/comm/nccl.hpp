@@ -146,7 +146,7 @@ class communicator {
   /// Throws: argument_error for an operation or type that NCCL hasn't.
   bool native_all_reduce(const header& h, const void* in, void* out, std::size_t count, const leaf& l) {
     const ncclDataType_t type = type_of(l.type);
-    const bool divided_first = l.average && l.type == dtype::f16;
+    const bool divided_first = l.id == heddle::detail::reduction_id<mean> && l.type == dtype::f16;
     const ncclRedOp_t op = divided_first ? ncclAvg : operation_of(l);
     native(h, [&](detail::link& k) { return ncclAllReduce(in, out, count, type, op, k.comm, k.stream); });
     return l.average && !divided_first && count ? divide(out, count, l) : false;
@@ -156,7 +156,7 @@ class communicator {
   /// @param in size() * count elements. @param out This rank's; may be its place in `in`.
   bool native_reduce_scatter(const header& h, const void* in, void* out, std::size_t count, const leaf& l) {
     const ncclDataType_t type = type_of(l.type);
-    const bool divided_first = l.average && l.type == dtype::f16;
+    const bool divided_first = l.id == heddle::detail::reduction_id<mean> && l.type == dtype::f16;
     const ncclRedOp_t op = divided_first ? ncclAvg : operation_of(l);
     native(h, [&](detail::link& k) { return ncclReduceScatter(in, out, count, type, op, k.comm, k.stream); });
     return l.average && !divided_first && count ? divide(out, count, l) : false;

@@ -49,7 +49,8 @@ template <class Comm> class staged : public detail::wrapper<Comm> {
         pinned_(std::exchange(o.pinned_, {})),
         lent_(std::exchange(o.lent_, {})),
         scratch_(std::exchange(o.scratch_, {})),
-        events_(std::exchange(o.events_, {})) {}
+        events_(std::exchange(o.events_, {})),
+        uploading_(std::exchange(o.uploading_, false)) {}
   ~staged() {
     if (!pinned_.data && !lent_.data && !scratch_.data && events_.empty()) return;
     static_cast<void>(cudaStreamSynchronize(stream_));
@@ -136,7 +137,7 @@ template <class Comm> class staged : public detail::wrapper<Comm> {
     std::size_t longest = 0, total = 0;
     for (const outgoing& m : out) longest = (std::max)(longest, m.bytes), total += rounded(m.bytes);
     for (const incoming& m : in) longest = (std::max)(longest, m.bytes), total += rounded(m.bytes);
-    const std::size_t chunk = staging_.chunk, chunks = (longest + chunk - 1) / chunk;
+    const std::size_t chunk = staging_.chunk, chunks = longest / chunk + (longest % chunk != 0);
     if (uploading_) check("cudaEventSynchronize", cudaEventSynchronize(events_[0]));
     uploading_ = false;
     if (total > pinned_.bytes) {
