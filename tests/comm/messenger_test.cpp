@@ -250,6 +250,29 @@ TEST_CASE("a bad network, and exactly once above it") {
   CHECK(repeated > 20);
   CHECK_THROWS_AS(hd::lossy(b, {.drop = 1.5}), hd::argument_error);
 
+  // What is late doesn't wait for room, nor go to a successor.
+  {
+    hd::threads::meeting_place here(2);
+    hd::messenger_options narrow = quick();
+    narrow.window = 200;
+    narrow.patience = 10s;
+    hd::threads::messenger from(narrow, here, 0), to(narrow, here, 1);
+    inbox arrived(to);
+    from.connect(1);
+    inbox(from).next(message_kind::joined, 0, 1);
+    hd::lossy late(from, {.delay = 1.0, .longest = 1ms});
+    const auto start = std::chrono::steady_clock::now();
+    for (std::uint64_t k = 0; k < 20; ++k) late.send(1, 1, k, hd::payload(100));
+    while (std::chrono::steady_clock::now() < start + 20ms) late.receive(1ms);
+    CHECK(std::chrono::steady_clock::now() - start < 5s);
+    arrived.next(message_kind::data, 1, 0);
+    to.renew();
+    while (inbox(from).next(message_kind::joined, 0, 1).from.life != to.life()) continue;
+    while (const auto got = to.receive(0ms)) CHECK(got->kind != message_kind::data);
+    for (int i = 0; i < 20; ++i) late.receive(1ms);
+    while (const auto got = to.receive(10ms)) CHECK(got->kind != message_kind::data);
+  }
+
   // The same seed does the same to the same messages.
   const auto fates = [&](std::uint64_t seed) {
     hd::threads::meeting_place here(1);

@@ -25,8 +25,8 @@ struct losses {
 /// @brief A messenger that loses, repeats, reorders and delays what it sends, for tests of what is written on top. The
 /// fate of a rank's k-th message depends on the seed alone.
 ///
-/// What is late is sent within later calls. If its peer has gone by then, it is dropped. `send` and `try_send` say that
-/// a message was sent also where it wasn't.
+/// What is late is sent within later calls, as soon as there is room. If the life that it was for is over by then, it
+/// is dropped. `send` and `try_send` say that a message was sent also where it wasn't.
 /// Throws: argument_error if a chance is outside 0 .. 1; what the messenger underneath throws.
 /// @tparam Messenger The messenger underneath, which must outlive this one.
 template <messenger Messenger> class lossy {
@@ -101,6 +101,7 @@ template <messenger Messenger> class lossy {
   };
 
   template <class Send> bool treat(address to, std::uint32_t tag, std::uint64_t id, payload& body, Send&& send) {
+    if (!to.life) to.life = inner_->life_of(to.rank);  // what is late isn't for a successor
     std::unique_lock lock(mutex_);
     const philox4x32::block dice = philox(losses_.seed, random_stream(rank(), 1), calls_);
     double chance = to_uniform(dice.word[0]);
@@ -133,7 +134,7 @@ template <messenger Messenger> class lossy {
     return true;
   }
 
-  // Sends what was held long enough; returns when the next is due.
+  // Sends what was held long enough, if there is room for it; returns when to look again.
   clock::time_point release(clock::time_point now) {
     std::vector<late> due;
     auto next = (clock::time_point::max)();
@@ -147,10 +148,13 @@ template <messenger Messenger> class lossy {
     }
     for (late& l : due) {
       try {
-        inner_->send(l.to, l.tag, l.id, std::move(l.body));
+        if (inner_->try_send(l.to, l.tag, l.id, std::move(l.body))) continue;
       } catch (const peer_error&) {  // as a network would: nobody hears of it
-      } catch (const congestion_error&) {
+        continue;
       }
+      std::lock_guard lock(mutex_);
+      next = (std::min)(next, now + std::chrono::milliseconds(1));
+      held_.push_back(std::move(l));
     }
     return next;
   }
