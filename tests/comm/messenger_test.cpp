@@ -149,6 +149,36 @@ TEST_CASE("a send to the own rank wakes all threads that wait for messages, one 
   CHECK(std::chrono::steady_clock::now() - start < 2s);
 }
 
+namespace {
+// Fails once when something is sent to a peer, as if memory were short.
+struct failing : hd::threads::transport {
+  using transport::transport;
+  bool put(int peer, hd::payload& p) {
+    if (failed_.exchange(true)) return transport::put(peer, p);
+    throw std::bad_alloc();
+  }
+  std::atomic<bool> failed_{true};
+};
+struct failing_messenger : hd::basic_messenger<failing> {
+  using basic_messenger::basic_messenger;
+  void fail() { const_cast<failing&>(carrier()).failed_ = false; }
+};
+}  // namespace
+
+TEST_CASE("what is thrown in the messenger's own thread is thrown by the next call") {
+  hd::threads::meeting_place place(2);
+  failing_messenger a(quick(), place, 0);
+  hd::threads::messenger b(quick(), place, 1);
+  a.connect(1);
+  inbox(a).next(message_kind::joined, 0, 1);
+  a.fail();
+  std::this_thread::sleep_for(100ms);  // a beat fails
+  CHECK_THROWS_AS(a.receive(0ms), std::bad_alloc);
+  a.send(1, 1, 3, hd::payload(0));
+  CHECK(inbox(b).next(message_kind::data, 1, 0).id == 3);
+  a.fail();  // its goodbye
+}
+
 TEST_CASE("nobody answers at a rank") {
   hd::messenger_options o = quick();
   o.patience = 50ms;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -34,7 +35,7 @@ inline namespace v0 {
 /// life per peer and `beat`, if nothing else was sent; one per quarter of a window of what is received.
 /// State:  up to a window per peer and direction.
 /// Sync:   any thread may call any member at any time. send, receive wait; the others don't.
-/// Throws: as the messenger concept says.
+/// Throws: as the messenger concept says; send, receive also what was thrown in the messenger's own thread before.
 template <class Transport> class basic_messenger {
   using clock = std::chrono::steady_clock;
   using peer = detail::correspondent;
@@ -60,7 +61,10 @@ template <class Transport> class basic_messenger {
       std::lock_guard lock(mutex_);
       stopping_ = true;
       for (int r = 0; r < size(); ++r) {
-        if (r != rank()) say(r, detail::packet_kind::bye, at(r).up ? at(r).life : 0);
+        try {
+          if (r != rank()) say(r, detail::packet_kind::bye, at(r).up ? at(r).life : 0);
+        } catch (...) {  // then it finds out by the silence
+        }
       }
     }
     stop_.notify_all();
@@ -79,7 +83,7 @@ template <class Transport> class basic_messenger {
   /// The life of a peer, 0 if none is known.
   std::uint64_t life_of(int rank) const {
     std::lock_guard lock(mutex_);
-    const peer& p = peers_[checked("life_of", rank)];
+    const peer& p = peers_[detail::checked("life_of", rank, size())];
     return p.up ? p.life : 0;
   }
   /// What has been carried so far.
@@ -92,7 +96,7 @@ template <class Transport> class basic_messenger {
   /// left, it must be called again; one that has died is looked for anyway.
   void connect(int rank) {
     std::lock_guard lock(mutex_);
-    seek(static_cast<int>(checked("connect", rank)));
+    seek(static_cast<int>(detail::checked("connect", rank, size())));
   }
 
   /// @brief Sends a message; waits if it must, at most for `patience`.
@@ -128,6 +132,7 @@ template <class Transport> class basic_messenger {
   /// @param longest How long to wait for it; 0 only looks.
   std::optional<message> receive(std::chrono::nanoseconds longest) {
     std::unique_lock lock(mutex_);
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
     if (++receives_ % 64 == 0) chores(clock::now());
     while (inbox_.empty() && pump()) continue;
     if (!inbox_.empty()) return take();
@@ -165,24 +170,14 @@ template <class Transport> class basic_messenger {
  private:
   static constexpr int most_tries = 100;  // of telling a peer who isn't reached yet, a millisecond apart
 
-  struct item {
-    message what;
-    std::uint64_t end = 0;  // place behind it
-  };
-
-  std::size_t checked(const char* what, int r) const {
-    if (r >= 0 && r < size()) return static_cast<std::size_t>(r);
-    throw argument_error("heddle::messenger::" + std::string(what) + ": rank " + std::to_string(r) +
-                         "; allowed is 0 to " + std::to_string(size() - 1));
-  }
   peer& at(int r) { return peers_[static_cast<std::size_t>(r)]; }
-
   void begin_self() { at(rank()) = {.life = life_, .up = true}; }
 
   // ---- Sending. All below hold the lock.
 
   bool attempt(address& to, std::uint32_t tag, std::uint64_t id, payload& body) {
-    peer& p = peers_[checked("send", to.rank)];
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+    peer& p = peers_[detail::checked("send", to.rank, size())];
     if (p.up && !to.life) to.life = p.life;
     const bool over = p.up ? to.life != p.life : to.life ? to.life <= p.ended : p.ended && !p.wanted;
     if (over || p.refused) detail::throw_over(rank(), to, p);
@@ -352,7 +347,7 @@ template <class Transport> class basic_messenger {
   }
 
   message take() {
-    item i = std::move(inbox_.front());
+    detail::arrival_of_message i = std::move(inbox_.front());
     inbox_.pop_front();
     const int r = i.what.from.rank;
     peer& p = at(r);
@@ -425,8 +420,12 @@ template <class Transport> class basic_messenger {
   void attend() {
     std::unique_lock lock(mutex_);
     while (!stopping_) {
-      if (sending_ + receiving_ == 0) pump();
-      chores(clock::now());
+      try {
+        if (sending_ + receiving_ == 0) pump();
+        chores(clock::now());
+      } catch (...) {
+        failure_ = std::current_exception();
+      }
       // A system-clock wait, since ThreadSanitizer knows it; nothing depends on its length.
       stop_.wait_until(lock, std::chrono::system_clock::now() + tick());
     }
@@ -435,9 +434,10 @@ template <class Transport> class basic_messenger {
   messenger_options options_;
   Transport transport_;
   std::vector<peer> peers_;
-  std::deque<item> inbox_;
+  std::deque<detail::arrival_of_message> inbox_;
   messenger_counts counts_;
   std::uint64_t life_, receives_ = 0;
+  std::exception_ptr failure_;  // of the thread of its own, not thrown yet
   clock::time_point chored_{}, tried_{};
   bool owing_ = false, stopping_ = false;  // some peer is owed a beat; the thread shall end
   int sending_ = 0, receiving_ = 0;        // threads in pause

@@ -54,7 +54,13 @@ struct correspondent {
   std::chrono::steady_clock::time_point heard{};
 };
 
-// Throws unless the settings are in range.
+// A message or news that nobody has received yet.
+struct arrival_of_message {
+  message what;
+  std::uint64_t end = 0;  // place behind it
+};
+
+// Throw unless the settings, or a rank, are in range.
 inline const messenger_options& checked(const messenger_options& o) {
   const auto text = [](std::chrono::nanoseconds t) { return std::to_string(t.count()) + " ns"; };
   if (o.beat.count() < 1 || o.silence / 2 < o.beat || o.silence > std::chrono::hours(10'000) ||
@@ -65,6 +71,12 @@ inline const messenger_options& checked(const messenger_options& o) {
   }
   if (o.window < 1) throw argument_error("heddle::messenger: window 0; allowed is 1 byte and above");
   return o;
+}
+
+inline std::size_t checked(const char* what, int rank, int size) {
+  if (rank >= 0 && rank < size) return static_cast<std::size_t>(rank);
+  throw argument_error("heddle::messenger::" + std::string(what) + ": rank " + std::to_string(rank) +
+                       "; allowed is 0 to " + std::to_string(size - 1));
 }
 
 // Why a message can't be sent.
