@@ -3,19 +3,19 @@
 
 // The main function of tests on the emulated device. `--seeds FIRST..LAST` runs them once per seed, each in a process
 // of its own; what a test case leaves behind, or what went wrong on the device without its knowing, is a failure.
-#if __has_include(<catch2/catch_session.hpp>)
-#include <catch2/catch_session.hpp>
+#if __has_include(<catch2/catch_test_case_info.hpp>)
 #include <catch2/catch_test_case_info.hpp>
 #include <catch2/reporters/catch_reporter_event_listener.hpp>
 #include <catch2/reporters/catch_reporter_registrars.hpp>
 using event_listener = Catch::EventListenerBase;
 #else
-#define CATCH_CONFIG_RUNNER
+#define CATCH_CONFIG_EXTERNAL_INTERFACES
 #include <catch2/catch.hpp>
 using event_listener = Catch::TestEventListenerBase;
 #endif
 
 #include "programs.hpp"
+#include "session.hpp"
 
 #include <emulated/control.h>
 
@@ -58,8 +58,8 @@ struct fresh_device : event_listener {
 CATCH_REGISTER_LISTENER(fresh_device)
 
 int run(int argc, char** argv) {
-  const int failed = Catch::Session().run(argc, argv);
-  return failed == 0 && left_behind == 0 ? 0 : 1;
+  const int status = run_test_cases(argc, argv);
+  return left_behind == 0 ? status : 1;
 }
 
 }  // namespace

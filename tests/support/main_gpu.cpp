@@ -3,12 +3,7 @@
 
 // The main function of the test executables that nvcc builds. With --need-device as first argument it exits with 77
 // (skipped) on a machine without a usable CUDA device.
-#if __has_include(<catch2/catch_session.hpp>)
-#include <catch2/catch_session.hpp>
-#else
-#define CATCH_CONFIG_RUNNER
-#include <catch2/catch.hpp>
-#endif
+#include "session.hpp"
 
 #include <cuda_runtime_api.h>
 
@@ -27,5 +22,5 @@ int main(int argc, char** argv) {
     --argc;
     ++argv;
   }
-  return Catch::Session().run(argc, argv) == 0 ? 0 : 1;
+  return run_test_cases(argc, argv);
 }
