@@ -21,11 +21,12 @@ template <class Mode>
 concept has_outer_momentum = requires {
   { Mode::outer_momentum } -> std::convertible_to<bool>;
 };
-/// Has `meets(step)`: whether replicas meet at the end of step 0, 1, 2 ...
+/// Has `meets(step)`: whether replicas meet at the end of step 0, 1, 2 ...; or it is a case of the family in
+/// heddle/mode/outer_step.hpp, whose period decides.
 template <class Mode>
 concept has_meets = requires(const Mode& m, std::size_t step) {
   { m.meets(step) } -> std::convertible_to<bool>;
-};
+} || requires(const Mode& m) { m.outer_step().period; } || requires(const Mode& m) { m.outer, m.period; };
 /// @}
 
 /// @brief What replicas average when they meet.

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <heddle/mode/concept.hpp>
+#include <heddle/mode/outer_step.hpp>
 
 namespace heddle {
 inline namespace v0 {
@@ -13,8 +13,7 @@ inline namespace v0 {
 ///
 ///     w = w - sum_i (s_i / sum s) (w - w_i)
 ///
-/// The compressor works on w - w_i. Optimizer state stays local. A rank whose local gradient isn't finite skips that
-/// step alone (its samples don't count); if an averaged difference isn't finite, every rank returns to w.
+/// The simplest case of `outer_step`, which says how compressors, bad gradients and optimizer state are treated.
 /// Wire:    one all-reduce of the parameters every `period` steps.
 /// State:   4 bytes per element (w).
 /// Traffic: 28 / period bytes per element and step beside the all-reduce.
@@ -29,16 +28,12 @@ struct local_sgd {
   static constexpr average averages = average::parameters;  ///< Parameters, as differences.
   static constexpr bool outer_momentum = false;             ///< None: the average is taken as it is.
 
+  /// The case of the family that this is.
+  heddle::outer_step<> outer_step() const { return {.period = {period, warmup}}; }
   /// Throws argument_error unless period is 1 or more.
-  void check() const {
-    if (period == 0) throw argument_error("heddle::local_sgd: period is 0, allowed is 1 or more");
-  }
-
+  void check() const { outer_step().check(); }
   /// Whether replicas meet at the end of this step.
-  bool meets(std::size_t step) const {
-    check();
-    return step < warmup || (step - warmup) % period == period - 1;
-  }
+  bool meets(std::size_t step) const { return outer_step().meets(step); }
   /// "local_sgd".
   std::string name() const { return "local_sgd"; }
 };

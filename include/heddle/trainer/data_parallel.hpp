@@ -5,7 +5,7 @@
 #include <heddle/optim/sgd.hpp>
 #include <heddle/trainer/detail/averager.hpp>
 #include <heddle/trainer/detail/checked.hpp>
-#include <heddle/trainer/detail/checkpoint.hpp>
+#include <heddle/trainer/detail/drift.hpp>
 #include <heddle/trainer/options.hpp>
 
 #include <exception>
@@ -33,6 +33,7 @@ inline namespace v0 {
 template <class Strategy, class Comm, class Optimizer> class data_parallel {
   using averager = detail::averager<Strategy, Comm>;
   using mode_type = std::remove_cvref_t<decltype(Strategy::mode)>;
+  using drift_type = detail::drift<mode_type, typename averager::memory_type>;
   static_assert(communicator<Comm>,
                 "heddle::data_parallel: the second argument must be a communicator; see docs/comm.md");
   static_assert(
@@ -63,7 +64,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
         groups_(tensors_.size()),
         decay_scales_(tensors_.size(), 1.0f),
         whole_(detail::whole(tensors_)),
-        agreed_(plan.memory, averages_gradients ? 0 : detail::extent(whole_)),
+        drift_(plan_.mode, plan.memory, averages_gradients ? 0 : detail::extent(whole_)),
         average_(std::make_unique<averager>(plan_, comm, tensors_)),
         update_(applied(), plan.memory, detail::extent(shards ? average_->pieces() : whole_), tensors_.size()),
         unwinding_(std::uncaught_exceptions()) {
@@ -74,7 +75,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     average_->open_lanes();
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       broadcast(average_->comm(), std::span<float>(parameters_[i], tensors_[i].count));
-      if constexpr (!averages_gradients) std::copy_n(parameters_[i], tensors_[i].count, agreed(i));
+      if constexpr (!averages_gradients) std::copy_n(parameters_[i], tensors_[i].count, drift_.agreed(whole_[i].state));
     }
   }
 
@@ -192,6 +193,19 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     }
   }
 
+  /// @brief What replicas agreed on of a tensor when they met last, in a mode that lets them drift; `count` elements.
+  ///
+  /// Under `geo_sgd` and `elastic_sgd` these are the parameters to evaluate and to keep; a replica holds its own.
+  /// Throws: argument_error if there is no such tensor.
+  std::span<const float> agreed(std::size_t tensor) const
+    requires(!averages_gradients)
+  {
+    if (tensor >= tensors_.size())
+      throw argument_error("heddle::data_parallel::agreed: tensor " + std::to_string(tensor) + " of " +
+                           std::to_string(tensors_.size()));
+    return {drift_.agreed(whole_[tensor].state), tensors_[tensor].count};
+  }
+
   /// @brief What the compressor holds back of a tensor on this rank; with DGC slot 0 is U and slot 1 is V.
   /// Throws: argument_error if there is no such tensor or slot.
   std::span<const float> held(std::size_t tensor, int slot) const {
@@ -212,7 +226,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     r.control_bytes = t.control_bytes;
     r.messages = t.messages;
     r.elements_sent = average_->elements_sent();
-    r.state_bytes = update_.bytes() + agreed_.bytes() + average_->state_bytes();
+    r.state_bytes = update_.bytes() + drift_.bytes() + average_->state_bytes();
     r.comm_seconds = average_->busy_seconds();
     r.exposed_seconds = average_->exposed_seconds();
     r.executor = average_->executor();
@@ -261,13 +275,12 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     detail::together all(comm, "load");
     all.succeed([&] {
       old = detail::unpack_all(directory, comm.rank(), comm.size(), averager::slots > 0 || !averages_gradients,
-                               signature(), tensors_, visitor(), shards ? &state : nullptr);
+                               signature(), tensors_, visitor(), drift_, shards ? &state : nullptr);
     });
     all.check();
     const detail::saved& mine = *std::find_if(old.begin(), old.end(), [](const detail::saved& l) { return l.own; });
     steps_ = mine.counts.steps;
-    clock_ = mine.counts.clock;
-    drift_samples_ = mine.counts.drift_samples;
+    drift_.load(mine.counts);
     done_.skipped = mine.counts.skipped;
     done_.meetings = mine.counts.meetings;
     detail::restore(mine, tensors_, visitor());
@@ -278,12 +291,6 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
  private:
   using applied_rule = std::conditional_t<moves_momentum, sgd, Optimizer>;  // sgd{}: the compressor has done the rest
   static constexpr std::size_t slots = moves_momentum ? 0 : static_cast<std::size_t>(Optimizer::slots);
-
-  struct meeting {
-    bool everybody = false;  // all ranks have joined
-    bool counted = false;    // somebody had samples
-    bool taken = false;      // and the average was finite
-  };
 
   static const Strategy& checked_plan(const Strategy& plan, const Optimizer& rule) {
     plan.check();
@@ -308,7 +315,11 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
            std::to_string(slots) + " slots";
   }
 
-  detail::counters counters() const noexcept { return {steps_, clock_, done_.skipped, done_.meetings, drift_samples_}; }
+  detail::counters counters() const {
+    detail::counters c{steps_, drift_.clock(), done_.skipped, done_.meetings, 0.0, 0.0, {}};
+    drift_.save(c);
+    return c;
+  }
 
   auto visitor() {
     return [this](std::size_t i, auto&& f) { each_state(i, f); };
@@ -318,7 +329,9 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   template <class Function> void each_state(std::size_t i, Function&& f) {
     f(static_cast<float*>(tensors_[i].parameter), detail::state_kind::parameter);
     for (std::size_t k = 0; !shards && k < slots; ++k) f(update_.state(k, whole_[i].state), detail::state_kind::rule);
-    if constexpr (!averages_gradients) f(agreed(i), detail::state_kind::agreed);
+    if constexpr (!averages_gradients) f(drift_.agreed(whole_[i].state), detail::state_kind::agreed);
+    if constexpr (!averages_gradients && drift_type::has_momentum)
+      f(drift_.momentum(whole_[i].state), detail::state_kind::rule);
     for (int k = 0; k < averager::slots; ++k) f(average_->state(i, k), detail::state_kind::held);
   }
 
@@ -337,8 +350,10 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
       x.nesterov = rule_.nesterov;
       x.weight_decay = rule_.weight_decay;
     }
-    average_->begin({.exchange = sequence_++, .step = x.step, .clock = clock_, .samples = samples, .joined = joined}, x,
-                    decay_scales_);
+    detail::announcement a{
+        .exchange = sequence_++, .step = x.step, .clock = drift_.clock(), .samples = samples, .joined = joined};
+    if constexpr (!averages_gradients) drift_.announce(a);
+    average_->begin(a, x, decay_scales_);
   }
 
   // Applies the rule to a gradient of norm `norm`, by owner where norms of several ranks' parts are added up.
@@ -364,7 +379,6 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     ++steps_;
   }
 
-  float* agreed(std::size_t i) noexcept { return agreed_.data() + whole_[i].state; }
   float* gradient(std::size_t i) const noexcept { return static_cast<float*>(tensors_[i].gradient); }
 
   step_result update_all(const step_options& o) {
@@ -391,36 +405,18 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
       ++done_.skipped;
     } else if (counted) {
       apply_rule(o, norm);
-      drift_samples_ += samples_;
+      drift_.add(samples_, o.loss);
     }
-    if (!plan_.mode.meets(clock_++)) return {.skipped = !finite, .norm = norm};
-    const meeting m = meet(false);
+    if (!drift_.tick(o.lr)) return {.skipped = !finite, .norm = norm};
+    const detail::meeting m = meet(false);
     return {.skipped = !finite, .met = m.taken, .reverted = m.counted && !m.taken, .norm = norm};
   }
 
-  // Averages the differences from what was agreed last.
-  meeting meet(bool joined) {
-    announce(drift_samples_, joined);
-    for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      const float *const old = agreed(i), *const p = parameters_[i];
-      float* const d = gradient(i);
-      for (std::size_t k = 0; k < tensors_[i].count; ++k) d[k] = old[k] - p[k];
-      average_->ready(i);
-    }
-    average_->wait();
-    const meeting m{average_->all_joined(), average_->counted(), average_->counts()};
-    average_->settle(m.taken);
-    for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      float *const old = agreed(i), *const p = parameters_[i];
-      const float* const d = gradient(i);
-      for (std::size_t k = 0; k < tensors_[i].count; ++k) p[k] = old[k] = m.taken ? old[k] - d[k] : old[k];
-    }
+  detail::meeting meet(bool joined) {
+    announce(0.0, joined);
+    const detail::meeting m = drift_.meet(*average_, tensors_, whole_);
     done_.meetings += m.taken;
     done_.reverted += m.counted && !m.taken;
-    drift_samples_ = 0.0;
-    if (m.everybody) {  // periods begin together again
-      for (const detail::announcement& a : average_->announced()) clock_ = (std::max)(clock_, a.clock);
-    }
     return m;
   }
 
@@ -431,8 +427,8 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   std::vector<group_options> groups_;
   std::vector<float> decay_scales_;
   std::vector<float*> parameters_;
-  std::vector<detail::piece> whole_;                      // every tensor as one piece
-  buffer<float, typename averager::memory_type> agreed_;  // parameters at the last meeting
+  std::vector<detail::piece> whole_;  // every tensor as one piece
+  drift_type drift_;
   std::unique_ptr<averager> average_;
   detail::piecewise<applied_rule, static_cast<int>(slots), typename averager::memory_type> update_;
   int unwinding_;
@@ -441,8 +437,6 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   std::vector<unsigned char> ready_;
   std::size_t steps_ = 0;       // steps taken
   std::uint64_t sequence_ = 0;  // exchanges opened
-  std::uint64_t clock_ = 0;     // what the mode counts: local steps, skipped ones too, aligned by join()
-  double drift_samples_ = 0.0;  // samples since then
   heddle::report done_;
 };
 

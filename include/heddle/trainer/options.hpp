@@ -24,6 +24,7 @@ struct step_options {
   float lr = 0.0f;        ///< Learning rate, the same on all ranks.
   float max_norm = 0.0f;  ///< Limit on the norm of the whole averaged gradient, or where steps are local of the rank's
                           ///< own; the same on all ranks; 0: none.
+  double loss = 0.0;      ///< Loss of this rank's batch, for modes that adapt by it; 0 or less: not given.
 };
 
 /// @brief What a step did.

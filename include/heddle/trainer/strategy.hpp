@@ -23,9 +23,8 @@ template <class Compressor> inline constexpr bool owns_momentum = requires { req
 template <class Mode> inline constexpr bool outer_momentum = requires { requires Mode::outer_momentum; };
 template <class Mode> inline constexpr bool shards_optimizer = requires { requires Mode::averages == average::shards; };
 template <class Buckets, class Topology>
-inline constexpr bool plans_by_topology = requires(const Buckets& b, const Topology& t, std::span<const std::size_t> n) {
-  b.plan(t, 1, n, sizeof(float));
-};
+inline constexpr bool plans_by_topology =
+    requires(const Buckets& b, const Topology& t, std::span<const std::size_t> n) { b.plan(t, 1, n, sizeof(float)); };
 template <class Buckets, class Topology>
 inline constexpr bool plans_buckets = std::is_same_v<Buckets, buckets> || plans_by_topology<Buckets, Topology>;
 }  // namespace detail
@@ -39,14 +38,14 @@ inline constexpr bool plans_buckets = std::is_same_v<Buckets, buckets> || plans_
 template <class Topology = ring, class Compressor = none, class Mode = every_step, class Precision = full_precision,
           class Recompute = recompute::none, class Memory = host_resource, class Buckets = heddle::buckets>
 struct strategy {
-  Topology topology{};        ///< How bytes travel.
-  Compressor compressor{};    ///< What a gradient becomes before it travels.
-  Mode mode{};                ///< When replicas meet.
-  Precision precision{};      ///< Number formats.
-  Buckets buckets{};          ///< How tensors are grouped into messages.
-  Recompute recompute{};      ///< Which activations are computed again; taken by recompute::chain.
-  Memory memory{};            ///< Where optimizer, compressor and mode state live.
-  std::size_t lanes = 1;      ///< How many buckets may travel at the same time, 1 .. 64; the same on all ranks.
+  Topology topology{};      ///< How bytes travel.
+  Compressor compressor{};  ///< What a gradient becomes before it travels.
+  Mode mode{};              ///< When replicas meet.
+  Precision precision{};    ///< Number formats.
+  Buckets buckets{};        ///< How tensors are grouped into messages.
+  Recompute recompute{};    ///< Which activations are computed again; taken by recompute::chain.
+  Memory memory{};          ///< Where optimizer, compressor and mode state live.
+  std::size_t lanes = 1;    ///< How many buckets may travel at the same time, 1 .. 64; the same on all ranks.
 
   /// Throws: argument_error if lanes is outside its range.
   void check() const {

@@ -76,7 +76,8 @@ class checkpoint {
 // Numbers of a rank that are not per tensor.
 struct counters {
   std::uint64_t steps, clock, skipped, meetings;
-  double drift_samples;
+  double drift_samples, drift_loss;  // since the last meeting
+  std::uint64_t period[4];           // of the mode: the same on all ranks
 };
 
 // What a block of floats in a checkpoint is.
@@ -139,13 +140,13 @@ saved unpack(const checkpoint& files, const generation& g, int rank, bool own, c
 
 // Another number of ranks. What compressors held is summed and divided evenly, so that the sum over ranks is kept.
 // Replicas that had drifted from what was agreed meet: the agreed values move by the mean of their differences,
-// weighted by samples.
-template <class Each>
-void share_out(std::vector<saved>& old, int ranks, const std::vector<tensor>& tensors, Each&& each) {
+// weighted as the mode weighs them.
+template <class Each, class Drift>
+void share_out(std::vector<saved>& old, int ranks, const std::vector<tensor>& tensors, Each&& each,
+               const Drift& drift) {
   saved& mine = *std::find_if(old.begin(), old.end(), [](const saved& s) { return s.own; });
-  double samples = 0.0;
+  const std::vector<double> weights = drift.weights(old);
   for (const saved& s : old) {
-    samples += s.counts.drift_samples;
     mine.counts.clock = (std::max)(mine.counts.clock, s.counts.clock);
   }
   std::size_t at = 0;
@@ -159,8 +160,8 @@ void share_out(std::vector<saved>& old, int ranks, const std::vector<tensor>& te
           mine.values[at + k] = static_cast<float>(sum / ranks);
         } else if (kind == state_kind::agreed) {
           const float agreed = mine.values[at + k];
-          for (const saved& s : old) sum += s.counts.drift_samples * (agreed - s.values[parameter + k]);
-          mine.values[at + k] = samples > 0.0 ? static_cast<float>(agreed - sum / samples) : agreed;
+          for (std::size_t r = 0; r < old.size(); ++r) sum += weights[r] * (agreed - old[r].values[parameter + k]);
+          mine.values[at + k] = drift.settle(agreed, sum, old.size());
         }
       }
       at += n;
@@ -171,15 +172,15 @@ void share_out(std::vector<saved>& old, int ranks, const std::vector<tensor>& te
       at += n;
     });
   }
-  mine.counts.drift_samples = 0.0;
+  mine.counts.drift_samples = mine.counts.drift_loss = 0.0;
 }
 
 // What this rank goes on with, read from a directory: its own file, or its share of all if another number of ranks
 // wrote them and `all_count`. Sharded optimizer state comes from as many files as hold parts of it.
-template <class Each>
+template <class Each, class Drift>
 std::vector<saved> unpack_all(const std::string& directory, int rank, int size, bool all_count,
                               const std::string& signature, const std::vector<tensor>& tensors, Each&& each,
-                              shards<piece>* state) {
+                              const Drift& drift, shards<piece>* state) {
   const checkpoint files(directory);
   const generation g = files.published();
   const int ranks = static_cast<int>(g.ranks), mine = rank % ranks;
@@ -195,7 +196,7 @@ std::vector<saved> unpack_all(const std::string& directory, int rank, int size, 
   }
   if (state && !state->complete())
     throw file_error("heddle::data_parallel::load: " + directory + " lacks the optimizer state of some elements");
-  if (ranks != size) share_out(old, size, tensors, each);
+  if (ranks != size) share_out(old, size, tensors, each, drift);
   return old;
 }
 

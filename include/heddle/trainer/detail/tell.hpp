@@ -12,13 +12,16 @@ namespace detail {
 
 // What each rank tells the others when an exchange opens.
 struct announcement {
-  std::uint64_t exchange = 0;  // number of the exchange: the same on all ranks
-  std::uint64_t step = 0;      // what compressors count: the same on all ranks
-  std::uint64_t clock = 0;     // what the mode counts: the same on all ranks that have not joined
-  double samples = 0.0;        // weight of this rank's contribution
-  std::uint32_t joined = 0;    // has no more batches
-  float lr = 0.0f;             // for those who have joined
-  float max_norm = 0.0f;       // likewise
+  std::uint64_t exchange = 0;    // number of the exchange: the same on all ranks
+  std::uint64_t step = 0;        // what compressors count: the same on all ranks
+  std::uint64_t clock = 0;       // what the mode counts: the same on all ranks that have not joined
+  double samples = 0.0;          // weight of this rank's contribution
+  std::uint32_t joined = 0;      // has no more batches
+  float lr = 0.0f;               // for those who have joined
+  float max_norm = 0.0f;         // likewise
+  float step_seconds = 0.0f;     // of a local step since the last meeting
+  float meeting_seconds = 0.0f;  // of the last meeting
+  float loss = 0.0f;             // mean loss since then; 0: not known
 };
 
 // Tells a small record to all ranks and gives theirs, in rank order. Keeps what it prepared, as all_reduce_plan does.
