@@ -4,6 +4,7 @@
 #
 # bash examples/run.sh [ARGUMENTS...]: builds examples/gpt in release and runs it with all the arguments.
 # bash examples/run.sh --mpi N [ARGUMENTS...]: the same with N processes for ranks, under mpirun.
+# bash examples/run.sh --example NAME [ARGUMENTS...]: another example: vision, planner or topology.
 # bash examples/run.sh --help and --list say what it takes; paths in the arguments are relative to the repository.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -15,6 +16,12 @@ if [ "${1-}" = --mpi ]; then
   [[ ${2-} =~ ^[1-9][0-9]*$ ]] || { echo "examples/run.sh: --mpi takes a number, not '${2-}'" >&2; exit 2; }
   program=gpt_mpi launcher=(mpirun -np "$2") options=(-DHEDDLE_EXAMPLES_MPI=ON)
   shift 2
+elif [ "${1-}" = --example ]; then
+  case ${2-} in
+    gpt | vision | planner | topology) program=$2 ;;
+    *) echo "examples/run.sh: --example takes gpt, vision, planner or topology, not '${2-}'" >&2; exit 2 ;;
+  esac
+  shift 2
 fi
 
 build() {
@@ -23,6 +30,7 @@ build() {
   if [ $program = gpt_mpi ]; then
     need_mpi "ranks that are processes"
   fi
+  [ $program != vision ] || has_header zlib.h || install zlib1g-dev "reading gzipped images"
   step "configuring" cmake --preset release -DHEDDLE_BUILD_TESTS=OFF "${options[@]}" -B build/examples
   step "building" cmake --build build/examples -j "$jobs" --target $program
 }

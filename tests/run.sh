@@ -42,6 +42,7 @@ has_header catch2/catch_all.hpp || has_header catch2/catch.hpp || install catch2
 has_header boost/context/detail/fcontext.hpp || install libboost-context-dev "the emulated device, on which CUDA code is tested"
 have doxygen || install doxygen "checking the documentation"
 have git || install git "the test that fetches this repository"
+has_header zlib.h || install zlib1g-dev "the example that reads images"
 has_header zmq.h || install libzmq3-dev "the tests of messengers between processes"
 [[ " ${presets[*]} " != *" release "* ]] || need_mpi "the tests of ranks that are processes"
 [ $all = no ] || has_header benchmark/benchmark.h || install libbenchmark-dev "compiling the benchmarks"

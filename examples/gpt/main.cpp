@@ -195,7 +195,7 @@ int main(int count, char** arguments) {
       std::printf(
           "usage: gpt [OPTION...]\n\nTrains one small GPT on a text under several training strategies and compares "
           "them.\nEnds with status 0, 1 when something failed or was missed, 2 on a wrong option.\n\n%s",
-          gpt::option_table(standard).help().c_str());
+          gpt::table_of(standard).help().c_str());
       return 0;
     }
     if (o.list) {

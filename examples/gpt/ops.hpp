@@ -13,9 +13,13 @@
 #include <limits>
 #include <type_traits>
 
-#include "matmul.hpp"
+#include "../support/matmul.hpp"
 
 namespace gpt {
+
+using examples::multiply;
+using examples::vectorised;
+using examples::view;
 
 /// exp(x). For float: 2^n times a polynomial on [-ln2/2, ln2/2], relative error below 2e-7, free of branches so that
 /// loops over it become vectors; for double the standard library's.

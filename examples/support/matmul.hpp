@@ -1,18 +1,19 @@
 // SPDX-FileCopyrightText: The Heddle authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Matrix products for the example: a register tile that the compiler vectorises, compiled for several instruction sets.
+// Matrix products for the examples: a register tile that the compiler vectorises, compiled for several instruction
+// sets.
 
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <type_traits>
-#if defined(GPT_USE_CBLAS)
+#if defined(EXAMPLES_USE_CBLAS)
 #include <cblas.h>
 #endif
 
-namespace gpt {
+namespace examples {
 
 // The width in bytes of the vector registers that a loop is compiled for.
 template <int Bytes> using vector_width = std::integral_constant<int, Bytes>;
@@ -85,7 +86,7 @@ template <int Rows, int Lanes, class Real>
 template <class Real>
 void multiply(std::size_t m, std::size_t n, std::size_t k, view<Real> a, const Real* b, std::size_t b_row, Real* c,
               std::size_t c_row, bool add = false) {
-#if defined(GPT_USE_CBLAS)
+#if defined(EXAMPLES_USE_CBLAS)
   if constexpr (std::is_same_v<Real, float>) {
     const auto flip = a.column == 1 ? CblasNoTrans : CblasTrans;
     const auto lead = static_cast<int>(a.column == 1 ? a.row : a.column);
@@ -124,4 +125,4 @@ void multiply(std::size_t m, std::size_t n, std::size_t k, view<Real> a, const R
   });
 }
 
-}  // namespace gpt
+}  // namespace examples
