@@ -2,7 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The rules give, bit for bit, what loops over single elements give, whatever the size and the alignment.
+#include <heddle/optim/adagrad.hpp>
+#include <heddle/optim/adam.hpp>
 #include <heddle/optim/adamw.hpp>
+#include <heddle/optim/ftrl.hpp>
 #include <heddle/optim/lamb.hpp>
 #include <heddle/optim/lars.hpp>
 #include <heddle/optim/sgd.hpp>
@@ -79,6 +82,13 @@ void one(const hd::adamw& rule, float& p, float g, float& m, float& v, const hd:
   m = rule.beta1 * m + (1.0f - rule.beta1) * g;
   v = rule.beta2 * v + (1.0f - rule.beta2) * (g * g);
   p -= x.lr * (m * c1 / (std::sqrt(v * c2) + rule.eps) + rule.weight_decay * x.decay_scale * p);
+}
+// The steps of the others, one by one.
+template <class Rule>
+  requires(hd::has_element_step<Rule>)
+void one(const Rule& rule, float& p, float g, float& a, float& b, const hd::update_context& x) {
+  if constexpr (Rule::slots == 1) rule.element_step(x)(p, g, a);
+  else rule.element_step(x)(p, g, a, b);
 }
 
 template <class Rule>
@@ -159,6 +169,12 @@ TEST_CASE("sgd gives the bits of a loop over single elements") {
       }
     }
   }
+}
+
+TEST_CASE("adam, adagrad and ftrl give the bits of a loop over single elements") {
+  check_bits(hd::adam{.weight_decay = 0.1f}, 1.0f);
+  check_bits(hd::adagrad{.weight_decay = 0.1f}, 1.0f);
+  check_bits(hd::ftrl{.l1 = 0.1f, .l2 = 0.1f}, 1.0f);
 }
 
 TEST_CASE("adamw gives the bits of a loop over single elements") {

@@ -2,13 +2,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <heddle/optim/concept.hpp>
-#include <heddle/optim/detail/elementwise.hpp>
-
-#include <cmath>
+#include <heddle/optim/detail/moments.hpp>
 
 namespace heddle {
 inline namespace v0 {
+
+namespace detail {
+/// @cond
+struct adamw_step {
+  moments both;
+  float lr, decay;
+  HEDDLE_HD void scale(float rate, float factor) { lr *= rate, decay *= factor; }
+  HEDDLE_HD void operator()(float& p, const float& g, float& m, float& v) const {
+    both.move(g, m, v);
+    float d = g;
+    both.direction(d, m, v);
+    p -= lr * (d + decay * p);
+  }
+};
+/// @endcond
+}  // namespace detail
 
 /// @brief Adam with decoupled weight decay.
 ///
@@ -32,26 +45,22 @@ struct adamw {
   static constexpr int slots = 2;  ///< First and second moment.
 
   /// Throws argument_error for a number outside its range.
-  void check() const {
-    detail::check_below_one("adamw", "beta1", beta1);
-    detail::check_below_one("adamw", "beta2", beta2);
-    detail::check_decay("adamw", weight_decay);
-    if (!(eps > 0.0f)) throw argument_error("heddle::adamw: eps is " + std::to_string(eps) + ", allowed is above 0");
-  }
+  void check() const { detail::moments::check("adamw", *this); }
 
+  /// One step of an element.
+  auto element_step(const update_context& x) const noexcept {
+    return detail::adamw_step{detail::moments(*this, x), x.lr, weight_decay * x.decay_scale};
+  }
   /// One step of n elements.
   void update(float* parameter, const float* gradient, float* const* state, std::size_t n,
               const update_context& x) const noexcept {
-    const double t = static_cast<double>(x.step) + 1.0;
-    const auto c1 = static_cast<float>(1.0 / (1.0 - std::pow(static_cast<double>(beta1), t)));
-    const auto c2 = static_cast<float>(1.0 / (1.0 - std::pow(static_cast<double>(beta2), t)));
-    const float b1 = beta1, b2 = beta2, e = eps, lr = x.lr, decay = weight_decay * x.decay_scale;
+    const detail::moments both(*this, x);
+    const float lr = x.lr, decay = weight_decay * x.decay_scale;
     const auto step = [=](auto& p, const auto& g, auto& m, auto& v) {
-      m = b1 * m + (1.0f - b1) * g;
-      v = b2 * v + (1.0f - b2) * (g * g);
-      auto root = v * c2;
-      detail::take_root(root);
-      p -= lr * (m * c1 / (root + e) + decay * p);
+      both.move(g, m, v);
+      auto d = g;
+      both.direction(d, m, v);
+      p -= lr * (d + decay * p);
     };
     detail::update_elements(n, step, parameter, gradient, state[0], state[1]);
   }

@@ -25,6 +25,12 @@ inline void check_decay(const char* rule, double x) {
                          ", allowed is 0 or above");
   }
 }
+inline void check_above_zero(const char* rule, const char* what, double x) {
+  if (!(x > 0.0 && x < 1e30)) {
+    throw argument_error(std::string("heddle::") + rule + ": " + what + " is " + std::to_string(x) +
+                         ", allowed is above 0");
+  }
+}
 }  // namespace detail
 
 /// @brief What an update rule is told besides the numbers.
@@ -45,6 +51,14 @@ concept has_state_slots = requires {
 template <class Rule>
 concept has_update = requires(const Rule& r, float* p, const float* g, float* const* state, std::size_t n,
                               const update_context& x) { r.update(p, g, state, n, x); };
+/// Has `element_step(context)`: a named, trivially copyable functor, marked HEDDLE_HD, that moves one element:
+/// f(parameter, gradient, state of each slot). `f.scale(lr, decay)` multiplies its rate and its decay. Rules that have
+/// it run on any backend, many tensors in one pass; see multi_tensor.
+template <class Rule>
+concept has_element_step = requires(const Rule& r, const update_context& x, float factor) {
+  r.element_step(x);
+  r.element_step(x).scale(factor, factor);
+};
 /// @}
 
 /// @brief An update rule: one pass over parameter, gradient and state of a tensor.

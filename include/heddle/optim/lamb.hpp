@@ -3,11 +3,9 @@
 #pragma once
 
 #include <heddle/core/detail/squares.hpp>
-#include <heddle/optim/concept.hpp>
-#include <heddle/optim/detail/elementwise.hpp>
+#include <heddle/optim/detail/moments.hpp>
 
 #include <algorithm>
-#include <cmath>
 #include <iterator>
 
 namespace heddle {
@@ -36,21 +34,14 @@ struct lamb {
   static constexpr int slots = 2;  ///< First and second moment.
 
   /// Throws argument_error for a number outside its range.
-  void check() const {
-    detail::check_below_one("lamb", "beta1", beta1);
-    detail::check_below_one("lamb", "beta2", beta2);
-    detail::check_decay("lamb", weight_decay);
-    if (!(eps > 0.0f)) throw argument_error("heddle::lamb: eps is " + std::to_string(eps) + ", allowed is above 0");
-  }
+  void check() const { detail::moments::check("lamb", *this); }
 
   /// Moves the moments of a part and returns its squares.
   layer_squares advance(const float* parameter, const float* gradient, float* const* state, std::size_t n,
                         const update_context& x) const noexcept {
-    const float b1 = beta1, b2 = beta2;
-    const direction_of direct(*this, x);
+    const direction_of direct{detail::moments(*this, x), weight_decay * x.decay_scale};
     const auto step = [=](auto& r, const auto& g, const auto& p, auto& m, auto& v) {
-      m = b1 * m + (1.0f - b1) * g;
-      v = b2 * v + (1.0f - b2) * (g * g);
+      direct.both.move(g, m, v);
       direct(r, p, m, v);
     };
     layer_squares sum;
@@ -72,7 +63,7 @@ struct lamb {
   void apply(float* parameter, const float*, float* const* state, std::size_t n, const update_context& x,
              const layer_squares& all) const noexcept {
     const float rate = static_cast<float>(x.lr * ratio(all, x));
-    const direction_of direct(*this, x);
+    const direction_of direct{detail::moments(*this, x), weight_decay * x.decay_scale};
     const auto step = [=](auto& p, const auto& m, const auto& v) {
       auto r = p;
       direct(r, p, m, v);
@@ -91,18 +82,12 @@ struct lamb {
 
  private:
   struct direction_of {  // r of the formula
-    direction_of(const lamb& rule, const update_context& x) noexcept
-        : e(rule.eps), decay(rule.weight_decay * x.decay_scale) {
-      const double t = static_cast<double>(x.step) + 1.0;
-      c1 = static_cast<float>(1.0 / (1.0 - std::pow(static_cast<double>(rule.beta1), t)));
-      c2 = static_cast<float>(1.0 / (1.0 - std::pow(static_cast<double>(rule.beta2), t)));
-    }
+    detail::moments both;
+    float decay;
     template <class Value> void operator()(Value& r, const Value& p, const Value& m, const Value& v) const {
-      auto root = v * c2;
-      detail::take_root(root);
-      r = m * c1 / (root + e) + decay * p;
+      both.direction(r, m, v);
+      r += decay * p;
     }
-    float e, decay, c1, c2;
   };
 };
 static_assert(layerwise<lamb>);

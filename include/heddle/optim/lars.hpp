@@ -35,8 +35,7 @@ struct lars {
   void check() const {
     detail::check_below_one("lars", "momentum", momentum);
     detail::check_decay("lars", weight_decay);
-    if (!(trust > 0.0f))
-      throw argument_error("heddle::lars: trust is " + std::to_string(trust) + ", allowed is above 0");
+    detail::check_above_zero("lars", "trust", trust);
   }
 
   /// The squares of a part; moves nothing.

@@ -8,6 +8,21 @@
 namespace heddle {
 inline namespace v0 {
 
+namespace detail {
+/// @cond
+struct sgd_step {
+  float lr, momentum, decay;
+  bool nesterov;
+  HEDDLE_HD void scale(float rate, float factor) { lr *= rate, decay *= factor; }
+  HEDDLE_HD void operator()(float& p, const float& g, float& v) const {
+    const float d = g + decay * p;
+    v = momentum * v + d;
+    p -= lr * (nesterov ? d + momentum * v : v);
+  }
+};
+/// @endcond
+}  // namespace detail
+
 /// @brief Stochastic gradient descent, with momentum, Nesterov's form and weight decay where asked.
 ///
 ///     g = gradient + weight_decay p;   m = momentum m + g;   p = p - lr (nesterov ? g + momentum m : m)
@@ -32,7 +47,11 @@ struct sgd {
     detail::check_decay("sgd", weight_decay);
   }
 
-  /// One step of n elements.
+  /// One step of an element.
+  auto element_step(const update_context& x) const noexcept {
+    return detail::sgd_step{x.lr, momentum, weight_decay * x.decay_scale, nesterov};
+  }
+  /// One step of n elements; without momentum the velocity isn't touched.
   void update(float* parameter, const float* gradient, float* const* state, std::size_t n,
               const update_context& x) const noexcept {
     const float m = momentum, decay = weight_decay * x.decay_scale, lr = x.lr;
@@ -47,15 +66,28 @@ struct sgd {
       v = m * v + d;
       p -= lr * (d + m * v);
     };
-    if (m == 0.0f && decay == 0.0f) detail::update_elements(n, plain, parameter, gradient);
-    else if (m == 0.0f) detail::update_elements(n, decayed, parameter, gradient);
-    else if (nesterov) detail::update_elements(n, look_ahead, parameter, gradient, state[0]);
-    else detail::update_elements(n, heavy_ball, parameter, gradient, state[0]);
+    if (m == 0.0f && decay == 0.0f)
+      detail::update_elements(n, plain, parameter, gradient);
+    else if (m == 0.0f)
+      detail::update_elements(n, decayed, parameter, gradient);
+    else if (nesterov)
+      detail::update_elements(n, look_ahead, parameter, gradient, state[0]);
+    else
+      detail::update_elements(n, heavy_ball, parameter, gradient, state[0]);
   }
   /// "sgd".
   std::string name() const { return "sgd"; }
 };
 static_assert(optimizer<sgd>);
+
+/// @brief Heavy-ball momentum under its own name: sgd with these numbers.
+constexpr sgd momentum(float coefficient = 0.9f, float weight_decay = 0.0f) noexcept {
+  return {coefficient, false, weight_decay};
+}
+/// @brief Nesterov's momentum under its own name: sgd with these numbers.
+constexpr sgd nesterov(float coefficient = 0.9f, float weight_decay = 0.0f) noexcept {
+  return {coefficient, true, weight_decay};
+}
 
 }  // namespace v0
 }  // namespace heddle

@@ -5,7 +5,7 @@
 /// @file
 /// @brief The loop of every update rule: a step, written once, runs on one element or on eight.
 ///
-/// A step is a generic lambda over references to a parameter, its gradient and its state, made of + - * / and
+/// A step is a generic function object over references to a parameter, its gradient and its state, made of + - * / and
 /// `take_root`. It is instantiated for `float` and, on x86-64, for vectors of eight: g++ 12 vectorises no such loop at
 /// -O2. Both give the same bits: each operation is rounded by itself, AVX2 having no fused multiply-add. Where FMA is
 /// allowed for the whole program (-march=native), -ffp-contract=off keeps it so.
@@ -22,7 +22,7 @@ inline namespace v0 {
 namespace detail {
 
 /// x = sqrt(x), correctly rounded.
-inline void take_root(float& x) noexcept { x = std::sqrt(x); }
+HEDDLE_HD inline void take_root(float& x) noexcept { x = ::sqrtf(x); }
 
 /// step(p[i], g[i], state[i]...) for i in [first, n), one element after the other.
 template <class Step, class... State>
@@ -44,8 +44,7 @@ __attribute__((target("avx2"))) inline void take_root(float_x8& x) noexcept {
 }
 
 // Eight elements of an array, in a register while a step works on them.
-template <class Element>
-struct eight {
+template <class Element> struct eight {
   explicit eight(Element* from) noexcept : home(from) { std::memcpy(&x, from, sizeof x); }
   void store() const noexcept {
     if constexpr (!std::is_const_v<Element>) std::memcpy(home, &x, sizeof x);
@@ -54,8 +53,7 @@ struct eight {
   float_x8 x;
 };
 
-template <class Step, class... Eight>
-inline void step_eight(const Step& step, Eight&&... at) noexcept {
+template <class Step, class... Eight> inline void step_eight(const Step& step, Eight&&... at) noexcept {
   step(at.x...);
   (at.store(), ...);
 }

@@ -1,0 +1,73 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/optim/detail/moments.hpp>
+
+namespace heddle {
+inline namespace v0 {
+
+namespace detail {
+/// @cond
+struct adam_step {
+  moments both;
+  float lr, decay;
+  HEDDLE_HD void scale(float rate, float factor) { lr *= rate, decay *= factor; }
+  HEDDLE_HD void operator()(float& p, const float& g, float& m, float& v) const {
+    float d = g + decay * p;
+    both.move(d, m, v);
+    both.direction(d, m, v);
+    p -= lr * d;
+  }
+};
+/// @endcond
+}  // namespace detail
+
+/// @brief Adaptive moments (Adam); weight decay, where asked, is a term of the gradient.
+///
+///     g = gradient + weight_decay p
+///     m = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g^2
+///     p = p - lr m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps),   t = steps including this one
+///
+/// State:   8 bytes per element (m and v).
+/// Traffic: 28 bytes per element (16 read, 12 written), the least possible.
+/// Wire:    nothing.
+/// Order:   after the exchange; not with a compressor that corrects momentum.
+/// Sync:    never.
+/// Paper:   Kingma and Ba 2015, algorithm 1, with its default numbers. See adamw for decay outside the gradient.
+/// Throws:  argument_error from check() for a number outside its range.
+struct adam {
+  float beta1 = 0.9f;         ///< Decay of the first moment, in [0, 1).
+  float beta2 = 0.999f;       ///< Decay of the second moment, in [0, 1).
+  float eps = 1e-8f;          ///< Added to the root, above 0.
+  float weight_decay = 0.0f;  ///< L2 term, 0 or above.
+
+  static constexpr int slots = 2;  ///< First and second moment.
+
+  /// Throws argument_error for a number outside its range.
+  void check() const { detail::moments::check("adam", *this); }
+
+  /// One step of an element.
+  auto element_step(const update_context& x) const noexcept {
+    return detail::adam_step{detail::moments(*this, x), x.lr, weight_decay * x.decay_scale};
+  }
+  /// One step of n elements.
+  void update(float* parameter, const float* gradient, float* const* state, std::size_t n,
+              const update_context& x) const noexcept {
+    const detail::moments both(*this, x);
+    const float lr = x.lr, decay = weight_decay * x.decay_scale;
+    const auto step = [=](auto& p, const auto& g, auto& m, auto& v) {
+      auto d = g + decay * p;
+      both.move(d, m, v);
+      both.direction(d, m, v);
+      p -= lr * d;
+    };
+    detail::update_elements(n, step, parameter, gradient, state[0], state[1]);
+  }
+  /// "adam".
+  std::string name() const { return "adam"; }
+};
+static_assert(optimizer<adam>);
+
+}  // namespace v0
+}  // namespace heddle

@@ -1,0 +1,213 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/core/backend.hpp>
+#include <heddle/core/detail/temporary.hpp>
+#include <heddle/core/error.hpp>
+#include <heddle/core/float16.hpp>
+#include <heddle/optim/concept.hpp>
+
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace heddle {
+inline namespace v0 {
+
+/// @brief A tensor of a multi_tensor, in the memory of its backend.
+/// @tparam Element float, float16 or bfloat16.
+template <class Element = float> struct update_item {
+  Element* parameter = nullptr;       ///< `count` elements, updated.
+  const Element* gradient = nullptr;  ///< `count` elements.
+  std::size_t count = 0;              ///< Number of elements; 0 is legal.
+  float lr_scale = 1.0f;              ///< Multiplies the rate.
+  float decay_scale = 1.0f;           ///< Multiplies the decay.
+};
+
+namespace detail {
+/// @cond
+template <class Element> struct update_row {  // of the table in device memory; the last one ends it
+  update_item<Element> item;
+  std::size_t begin;
+};
+
+// Which tensor element i is of: the last row that begins at or before it and isn't empty.
+template <class Element>
+HEDDLE_HD std::size_t find_row(const update_row<Element>* rows, std::size_t tensors, std::size_t i) {
+  std::size_t low = 0, high = tensors;
+  while (high - low > 1) {
+    const std::size_t middle = (low + high) / 2;
+    if (rows[middle].begin <= i)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+template <class Step, class Element, int Slots> struct update_one {
+  static constexpr bool narrow = !std::is_same_v<Element, float>;
+  const update_row<Element>* rows;
+  std::size_t tensors, total;
+  float* state;
+  Step step;
+  float lr, scale;
+
+  template <class... State> HEDDLE_HD void apply(float& p, float g, const Step& s, State&... slots) const {
+    s(p, g, slots...);
+  }
+  HEDDLE_HD void operator()(std::size_t i) const {
+    const update_row<Element>& row = rows[find_row(rows, tensors, i)];
+    if (lr * row.item.lr_scale == 0.0f) return;
+    Step s = step;
+    s.scale(row.item.lr_scale, row.item.decay_scale);
+    const std::size_t at = i - row.begin;
+    const float g = static_cast<float>(row.item.gradient[at]) * scale;
+    float* const slot = state + i;
+    float* p;
+    if constexpr (narrow)
+      p = slot + Slots * total;
+    else
+      p = row.item.parameter + at;
+    if constexpr (Slots == 0)
+      s(*p, g);
+    else if constexpr (Slots == 1)
+      s(*p, g, slot[0]);
+    else
+      s(*p, g, slot[0], slot[total]);
+    if constexpr (narrow) row.item.parameter[at] = Element(*p);
+  }
+};
+
+template <class Element> struct begin_master {
+  const update_row<Element>* rows;
+  std::size_t tensors;
+  float* master;
+  HEDDLE_HD void operator()(std::size_t i) const {
+    const update_row<Element>& row = rows[find_row(rows, tensors, i)];
+    master[i] = static_cast<float>(row.item.parameter[i - row.begin]);
+  }
+};
+
+template <class Element> struct gradient_square {
+  const update_row<Element>* rows;
+  std::size_t tensors;
+  HEDDLE_HD double operator()(std::size_t i) const {
+    const update_row<Element>& row = rows[find_row(rows, tensors, i)];
+    const auto g = static_cast<double>(static_cast<float>(row.item.gradient[i - row.begin]));
+    return g * g;
+  }
+};
+struct add_doubles {
+  HEDDLE_HD double operator()(double a, double b) const { return a + b; }
+};
+/// @endcond
+}  // namespace detail
+
+/// @brief An update rule over all tensors of a model in one pass (one kernel) of a backend, with its state.
+///
+///     hd::multi_tensor<hd::cuda, hd::adamw, hd::bfloat16> update(hd::adamw{}, items, pool, queue);
+///     update.squares(norm, queue);                       // one more read: the norm, and whether it is finite
+///     update.step(1e-3f, 1.0f / loss_scale, queue);
+///
+/// Where the model holds 16-bit parameters it keeps the float ones that are updated, and writes both in the same pass.
+/// State:   that of the rule; 4 bytes more per element with 16-bit parameters.
+/// Traffic: that of the rule; with 16-bit parameters and gradients 20 bytes per element for sgd with momentum, 28 for
+///          adamw: the least possible. 2 or 4 bytes read for `squares`.
+/// Order:   after the exchange of gradients. Rules with element_step(); lars and lamb have none.
+/// Sync:    the constructor synchronises the queue, everything else only enqueues.
+/// Throws:  argument_error for null pointers with a count, or numbers outside their range; what the resource throws.
+/// @tparam Backend host or cuda. @tparam Rule An update rule. @tparam Element float, float16 or bfloat16.
+/// @tparam Resource Where state and table come from.
+template <class Backend, class Rule, class Element = float, class Resource = typename Backend::memory>
+class multi_tensor {
+  static_assert(backend<Backend>, "heddle::multi_tensor: the first argument must be a backend; see docs/core.md");
+  static_assert(optimizer<Rule> && has_element_step<Rule>,
+                "heddle::multi_tensor: the rule must have slots, update() and element_step(); see docs/optim.md");
+  static_assert(Rule::slots >= 0 && Rule::slots <= 2, "heddle::multi_tensor: a rule has at most two slots");
+  static constexpr bool narrow = !std::is_same_v<Element, float>;
+  static constexpr int slots = Rule::slots + narrow;  // the last one: parameters in float
+  using row = detail::update_row<Element>;
+  using queue_type = typename Backend::queue;
+
+ public:
+  /// @param rule The rule. @param items The tensors; their memory is borrowed. @param resource Memory; must outlive
+  /// this object. @param q Where the state is cleared.
+  multi_tensor(const Rule& rule, std::span<const update_item<Element>> items, Resource& resource, queue_type q)
+      : rule_(rule),
+        tensors_(items.size()),
+        total_(sum(items)),
+        table_(resource, q, (items.size() + 1) * sizeof(row)),
+        state_(resource, q, total_ * slots * sizeof(float)) {
+    if constexpr (requires { rule.check(); }) rule.check();
+    std::vector<row> rows;
+    std::size_t at = 0;
+    for (const update_item<Element>& item : items) {
+      rows.push_back({item, at});
+      at += item.count;
+    }
+    rows.push_back({{}, at});
+    Backend::copy(rows.data(), this->rows(), rows.size(), q);
+    Backend::fill(state(0), total_ * Rule::slots, 0.0f, q);
+    if constexpr (narrow) {
+      Backend::for_each(total_, detail::begin_master<Element>{this->rows(), tensors_, state(Rule::slots)}, q);
+    }
+    q.synchronize();  // the rows are on this stack
+  }
+
+  /// Elements of all tensors.
+  std::size_t size() const noexcept { return total_; }
+  /// Steps taken.
+  std::size_t steps() const noexcept { return steps_; }
+  /// State of a slot, all tensors one after the other, in the backend's memory; with 16-bit parameters one slot more
+  /// than the rule's: the parameters in float.
+  float* state(int slot) noexcept {
+    return reinterpret_cast<float*>(state_.data()) + static_cast<std::size_t>(slot) * total_;
+  }
+
+  /// @brief *result = sum of the squares of all gradients, in the backend's memory: not finite where one isn't.
+  void squares(double* result, Resource& resource, queue_type q) {
+    Backend::transform_reduce(total_, 0.0, detail::add_doubles{}, detail::gradient_square<Element>{rows(), tensors_},
+                              result, resource, q);
+  }
+
+  /// @brief One step of all tensors. @param lr Rate. @param scale Multiplies gradients: 1 over the loss scale, and a
+  /// clip's factor. @param q Where the work goes.
+  void step(float lr, float scale, queue_type q) {
+    if (!(lr >= 0.0f && lr < 1e30f) || !(scale >= 0.0f && scale < 1e30f)) {
+      throw argument_error("heddle::multi_tensor::step: lr " + std::to_string(lr) + ", scale " + std::to_string(scale) +
+                           "; allowed are finite numbers of 0 or above");
+    }
+    const auto one = rule_.element_step(update_context{.lr = lr, .step = steps_});
+    using step_type = std::remove_const_t<decltype(one)>;
+    Backend::for_each(
+        total_, detail::update_one<step_type, Element, Rule::slots>{rows(), tensors_, total_, state(0), one, lr, scale},
+        q);
+    ++steps_;
+  }
+
+ private:
+  static std::size_t sum(std::span<const update_item<Element>> items) {
+    std::size_t n = 0;
+    for (const update_item<Element>& item : items) {
+      if (item.count && (!item.parameter || !item.gradient))
+        throw argument_error("heddle::multi_tensor: a null pointer with count " + std::to_string(item.count));
+      if (item.count > static_cast<std::size_t>(-1) / 64 - n)
+        throw argument_error("heddle::multi_tensor: the tensors are larger than memory can be");
+      n += item.count;
+    }
+    return n;
+  }
+  const row* rows() const noexcept { return reinterpret_cast<const row*>(table_.data()); }
+  row* rows() noexcept { return reinterpret_cast<row*>(table_.data()); }
+
+  Rule rule_;
+  std::size_t tensors_, total_;
+  detail::temporary<Resource, queue_type> table_, state_;
+  std::size_t steps_ = 0;
+};
+
+}  // namespace v0
+}  // namespace heddle

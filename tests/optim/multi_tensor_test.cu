@@ -1,0 +1,109 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Many tensors in one pass of the device, against the host's rule tensor by tensor.
+#include "../support/catch.hpp"
+
+#include <heddle/core/cuda.cuh>
+#include <heddle/core/host.hpp>
+#include <heddle/optim/adagrad.hpp>
+#include <heddle/optim/adam.hpp>
+#include <heddle/optim/adamw.hpp>
+#include <heddle/optim/ftrl.hpp>
+#include <heddle/optim/multi_tensor.hpp>
+#include <heddle/optim/sgd.hpp>
+
+#include <cmath>
+#include <random>
+#include <vector>
+
+namespace hd = heddle;
+
+namespace {
+const std::size_t counts[] = {0, 7, 1, 0, 300, 33, 0};
+constexpr std::size_t total = 341;
+
+template <class Element> std::vector<Element> numbers(unsigned seed, float scale) {
+  std::mt19937 random(seed);
+  std::vector<Element> v(total);
+  for (Element& x : v) x = Element(scale * std::normal_distribution<float>()(random));
+  return v;
+}
+
+template <class Backend, class Rule, class Element> void check(const Rule& rule) {
+  const typename Backend::queue q{};
+  typename Backend::memory memory;
+  const auto start = numbers<Element>(1, 1.0f);
+  std::vector<float> master(start.begin(), start.end()), a(total, 0.0f), b(total, 0.0f);
+  const float loss_scale = 64.0f;
+  const std::size_t bytes = total * sizeof(Element);
+  auto* const p = static_cast<Element*>(memory.allocate(q, bytes, 256));
+  auto* const g = static_cast<Element*>(memory.allocate(q, bytes, 256));
+  auto* const norm = static_cast<double*>(memory.allocate(q, sizeof(double), 256));
+  {
+    std::vector<hd::update_item<Element>> items;
+    std::size_t at = 0;
+    for (const std::size_t n : counts) {
+      items.push_back({p + at, g + at, n, items.size() == 5 ? 0.0f : 1.0f, items.size() == 4 ? 0.0f : 1.0f});
+      at += n;
+    }
+    Backend::copy(start.data(), p, total, q);
+    hd::multi_tensor<Backend, Rule, Element> update(rule, items, memory, q);
+    for (std::size_t step = 0; step < 5; ++step) {
+      const auto gradients = numbers<Element>(static_cast<unsigned>(step) + 2, loss_scale);
+      Backend::copy(gradients.data(), g, total, q);
+      double squares = 0.0, exact = 0.0;
+      update.squares(norm, memory, q);
+      update.step(0.01f, 1.0f / loss_scale, q);
+      Backend::copy(norm, &squares, 1, q);
+      q.synchronize();
+      at = 0;
+      for (const hd::update_item<Element>& item : items) {
+        std::vector<float> wide(item.count);
+        for (std::size_t k = 0; k < item.count; ++k) {
+          wide[k] = static_cast<float>(gradients[at + k]) / loss_scale;
+          exact += static_cast<double>(wide[k]) * wide[k] * loss_scale * loss_scale;
+        }
+        float* const state[2] = {a.data() + at, b.data() + at};
+        if (item.lr_scale > 0.0f)
+          rule.update(master.data() + at, wide.data(), state, item.count, {.lr = 0.01f, .step = step, .decay_scale = item.decay_scale});
+        at += item.count;
+      }
+      CHECK(squares == Approx(exact).epsilon(1e-12));
+    }
+    CHECK(update.steps() == 5);
+    std::vector<Element> end(total);
+    Backend::copy(p, end.data(), total, q);
+    q.synchronize();
+    double worst = 0.0;
+    for (std::size_t i = 0; i < total; ++i) {
+      const double roundoff = std::is_same_v<Element, float> ? 0.0 : std::fabs(master[i]) * 0x1p-8;
+      worst = std::max(worst, std::fabs(static_cast<double>(static_cast<float>(end[i])) - master[i]) - roundoff);
+    }
+    CHECK(worst < 2e-6);
+    CHECK_THROWS_AS(update.step(-1.0f, 1.0f, q), hd::argument_error);
+  }
+  memory.deallocate(q, p, bytes, 256);
+  memory.deallocate(q, g, bytes, 256);
+  memory.deallocate(q, norm, sizeof(double), 256);
+  q.synchronize();
+}
+}  // namespace
+
+TEST_CASE("optim: a pass over many tensors is the rule on each") {
+  check<hd::cuda, hd::sgd, float>({.momentum = 0.9f, .nesterov = true, .weight_decay = 0.1f});
+  check<hd::cuda, hd::adamw, hd::bfloat16>({.weight_decay = 0.1f});
+  check<hd::cuda, hd::adagrad, float>({.weight_decay = 0.1f});
+  check<hd::cuda, hd::ftrl, float>({.l1 = 0.1f});
+}
+
+TEST_CASE("optim: the same on the host", "[host]") {
+  check<hd::host, hd::adam, hd::float16>({.weight_decay = 0.1f});
+}
+
+TEST_CASE("optim: a null tensor is refused", "[host]") {
+  hd::host::memory memory;
+  const hd::update_item<float> bad[1] = {{nullptr, nullptr, 3}};
+  using update = hd::multi_tensor<hd::host, hd::sgd>;
+  CHECK_THROWS_AS(update(hd::sgd{}, bad, memory, {}), hd::argument_error);
+}
