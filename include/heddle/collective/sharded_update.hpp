@@ -115,13 +115,13 @@ template <class Topology, class Rule, class Parameter = float> class sharded_upd
     }
     begun_ = true;
     const auto view = [&](const detail::piece& p) {
-      return detail::piece_view{parameter(p), gradient(p), {o.lr, steps_, decay_scales_[p.tensor]}};
+      return detail::piece_view<>{parameter(p), gradient(p), {o.lr, steps_, decay_scales_[p.tensor]}};
     };
     const float factor =
         o.max_norm > 0.0f && result.norm > o.max_norm ? static_cast<float>(o.max_norm / result.norm) : 1.0f;
-    update_.advance(&comm, pieces_, view, factor);
+    update_.advance(&comm, pieces_, view, {.factor = factor});
     for (const detail::piece& p : pieces_) {
-      update_.apply(p, view, factor);
+      update_.apply(p, view, {.factor = factor});
       if constexpr (narrow) convert(parameter(p), parameters.data() + p.position, p.count);
     }
     plan_.all_gather(comm, parameters.data());

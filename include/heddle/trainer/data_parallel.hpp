@@ -2,10 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <heddle/optim/sgd.hpp>
-#include <heddle/trainer/detail/averager.hpp>
-#include <heddle/trainer/detail/checked.hpp>
 #include <heddle/trainer/detail/drift.hpp>
+#include <heddle/trainer/detail/kind.hpp>
 #include <heddle/trainer/options.hpp>
 
 #include <exception>
@@ -31,34 +29,30 @@ inline namespace v0 {
 /// Throws: argument_error on wrong use, with no state changed; comm_error when a peer fails or does something else.
 /// @tparam Strategy A heddle::strategy. @tparam Comm A communicator. @tparam Optimizer An update rule.
 template <class Strategy, class Comm, class Optimizer> class data_parallel {
-  using averager = detail::averager<Strategy, Comm>;
-  using mode_type = std::remove_cvref_t<decltype(Strategy::mode)>;
-  using drift_type = detail::drift<mode_type, typename averager::memory_type>;
-  static_assert(communicator<Comm>,
-                "heddle::data_parallel: the second argument must be a communicator; see docs/comm.md");
-  static_assert(
-      optimizer<Optimizer>,
-      "heddle::data_parallel: the fourth argument must be an update rule with slots and update(); see docs/optim.md");
-  static constexpr bool averages_gradients = mode_type::averages != average::parameters;
+  using kind = detail::training_kind<Strategy, Comm, Optimizer>;
+  using averager = typename kind::averager_type;
+  using drift_type = detail::drift<std::remove_cvref_t<decltype(Strategy::mode)>, typename averager::memory_type>;
+  static constexpr bool averages_gradients = averager::of_gradients;
   static constexpr bool shards = averager::shards;
-  static constexpr bool moves_momentum =
-      averages_gradients && detail::owns_momentum<typename averager::compressor_type>;
-  static_assert(
-      !moves_momentum || std::is_same_v<Optimizer, sgd>,
-      "heddle::data_parallel: this compressor corrects momentum, so the optimizer must be sgd; see docs/compress.md");
+  static constexpr bool mixes = averager::mixes;
+  static constexpr std::size_t slots = kind::slots;
+  static constexpr std::size_t held_slots = kind::held_slots;
 
  public:
+  /// Element type of parameters and gradients: float, or that of mixed precision.
+  using element = typename averager::element;
+
   /// @param plan The strategy. @param comm Communicator of all replicas; must outlive the constructor only.
   /// @param tensors The model's tensors, the same names and sizes in the same order on all ranks. @param rule Update
   /// rule.
   /// @param missing What step() does with tensors that were not ready.
-  /// Throws: argument_error for a null pointer with a count, a type other than f32, a repeated name, tensors that share
-  /// memory, or a number of the strategy or the rule outside its range; comm_error if ranks bring different tensors or
-  /// kinds of strategy.
+  /// Throws: argument_error for a null pointer with a count, a type other than `element`, a repeated name, tensors that
+  /// share memory, or a number of the strategy or the rule outside its range; comm_error if ranks bring different
+  /// tensors or kinds of strategy.
   data_parallel(const Strategy& plan, Comm& comm, std::span<const tensor> tensors, Optimizer rule,
                 unused missing = unused::error)
-      : plan_(checked_plan(plan, rule)),
-        tensors_(detail::checked(tensors)),
+      : plan_(kind::checked(plan, rule)),
+        tensors_(detail::checked(tensors, dtype_of<element>)),
         rule_(rule),
         missing_(missing),
         groups_(tensors_.size()),
@@ -66,22 +60,31 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
         whole_(detail::whole(tensors_)),
         drift_(plan_.mode, plan.memory, averages_gradients ? 0 : detail::extent(whole_)),
         average_(std::make_unique<averager>(plan_, comm, tensors_)),
-        update_(applied(), plan.memory, detail::extent(shards ? average_->pieces() : whole_), tensors_.size()),
+        update_(kind::applied(rule), plan.memory, detail::extent(shards ? average_->pieces() : whole_),
+                tensors_.size()),
         unwinding_(std::uncaught_exceptions()) {
-    for (const tensor& t : tensors_) parameters_.push_back(static_cast<float*>(t.parameter));
+    for (const tensor& t : tensors_) parameters_.push_back(static_cast<element*>(t.parameter));
+    if constexpr (mixes) scale_ = plan_.precision.begin();
     const std::uint64_t mine = detail::fingerprint(tensors_, signature() + ", lanes " + std::to_string(plan_.lanes));
     detail::require_same(average_->comm(), mine,
                          "they bring tensors of different names, sizes or types, or different kinds of strategy");
     average_->open_lanes();
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      broadcast(average_->comm(), std::span<float>(parameters_[i], tensors_[i].count));
-      if constexpr (!averages_gradients) std::copy_n(parameters_[i], tensors_[i].count, drift_.agreed(whole_[i].state));
+      broadcast(average_->comm(), std::span<element>(parameters_[i], tensors_[i].count));
+      if constexpr (!averages_gradients) convert(parameters_[i], drift_.agreed(whole_[i].state), tensors_[i].count);
     }
+    if constexpr (mixes) {
+      for (const detail::piece& p : state_pieces())
+        convert(parameters_[p.tensor] + p.begin, update_.state(slots, p.state), p.count);
+    }
+    if constexpr (!mixes) masters_ = parameters_;
+    for (std::size_t i = 0; mixes && !shards && i < tensors_.size(); ++i)
+      masters_.push_back(update_.state(slots, whole_[i].state));
+    average_->parameters({masters_.begin(), masters_.end()});
   }
 
   data_parallel(const data_parallel&) = delete;
   data_parallel& operator=(const data_parallel&) = delete;
-
   /// If an exception is on its way, tells the peers, so that none of them waits.
   ~data_parallel() {
     if (std::uncaught_exceptions() > unwinding_)
@@ -90,7 +93,11 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   }
 
   /// Parameters to read in forward and backward, one pointer per tensor.
-  std::span<float* const> parameters() const noexcept { return detail::as_span(parameters_); }
+  std::span<element* const> parameters() const noexcept { return detail::as_span(parameters_); }
+
+  /// What to multiply the loss by before backward, so that 16-bit gradients keep small values; 1 in full precision. The
+  /// same on all ranks, and until the next step().
+  float loss_scale() const noexcept { return scale_.scale; }
 
   /// @brief Sets learning rate and decay factors of tensors by their group; groups beyond the list keep factor 1.
   /// Throws: argument_error for a factor that is negative or not finite, or if a step is open.
@@ -135,11 +142,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   /// Throws: argument_error for a rate or limit that is negative or not finite, for a limit under a compressor that
   /// sends packets, or naming a tensor that was never ready (with unused::error); comm_error.
   step_result step(const step_options& o) {
-    detail::check_not_negative("data_parallel::step", "lr", o.lr);
-    detail::check_not_negative("data_parallel::step", "max_norm", o.max_norm);
-    if (averager::packets && o.max_norm > 0.0f)
-      throw argument_error("heddle::data_parallel::step: max_norm is " + std::to_string(o.max_norm) +
-                           ", allowed is 0, since this compressor holds gradients back; use clip{} | before it");
+    detail::check_step(o, averager::packets);
     if (!open_) begin();
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       if (ready_[i]) continue;
@@ -147,14 +150,15 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
         throw argument_error("heddle::data_parallel::step: tensor \"" + tensors_[i].name +
                              "\" was never ready in this step; allowed with unused::treat_as_zero");
       }
-      std::fill_n(static_cast<float*>(tensors_[i].gradient), tensors_[i].count, 0.0f);
+      std::fill_n(static_cast<element*>(tensors_[i].gradient), tensors_[i].count, element(0.0f));
       ready(i);
     }
     open_ = false;
     if constexpr (averages_gradients) {
       average_->wait();
       if (average_->any_joined())
-        detail::tell_all(average_->comm(), detail::announcement{.lr = o.lr, .max_norm = o.max_norm});
+        detail::tell_all(average_->comm(),
+                         detail::announcement{.lr = o.lr, .max_norm = o.max_norm, .max_value = o.max_value});
       return update_all(o);
     } else {
       return local_step(o);
@@ -180,11 +184,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
         for (std::size_t i = 0; i < tensors_.size(); ++i) average_->ready(i);
         average_->wait();
         const auto told = detail::tell_all(average_->comm(), detail::announcement{.joined = 1});
-        step_options o;
-        for (const auto& t : told) {
-          if (!t.joined) o = {t.lr, t.max_norm};
-        }
-        update_all(o);
+        update_all(detail::told_options(told));
       }
       average_->settle(false);
     } else {
@@ -208,28 +208,13 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
 
   /// @brief What the compressor holds back of a tensor on this rank; with DGC slot 0 is U and slot 1 is V.
   /// Throws: argument_error if there is no such tensor or slot.
-  std::span<const float> held(std::size_t tensor, int slot) const {
-    if (tensor >= tensors_.size() || slot < 0 || slot >= averager::slots) {
-      throw argument_error("heddle::data_parallel::held: tensor " + std::to_string(tensor) + ", slot " +
-                           std::to_string(slot) + "; there are " + std::to_string(tensors_.size()) + " tensors and " +
-                           std::to_string(averager::slots) + " slots");
-    }
-    return {average_->state(tensor, slot), tensors_[tensor].count};
-  }
+  std::span<const float> held(std::size_t tensor, int slot) const { return average_->held(tensor, slot); }
 
   /// What this rank has done.
   heddle::report report() const {
-    heddle::report r = done_;
-    const traffic t = average_->comm().sent();
+    heddle::report r = average_->report(done_);
     r.steps = steps_;
-    r.bytes_sent = t.bytes;
-    r.control_bytes = t.control_bytes;
-    r.messages = t.messages;
-    r.elements_sent = average_->elements_sent();
-    r.state_bytes = update_.bytes() + drift_.bytes() + average_->state_bytes();
-    r.comm_seconds = average_->busy_seconds();
-    r.exposed_seconds = average_->exposed_seconds();
-    r.executor = average_->executor();
+    r.state_bytes += update_.bytes() + drift_.bytes();
     return r;
   }
 
@@ -249,7 +234,8 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     const bool written = all.succeed([&] {
       auto file = detail::pack(now, comm.rank(), signature(), counters(), tensors_, visitor());
       if constexpr (shards)
-        detail::pack_shards(file, average_->pieces(), slots, [&](auto k, auto at) { return update_.state(k, at); });
+        detail::pack_shards(file, average_->pieces(), held_slots,
+                            [&](auto k, auto at) { return update_.state(k, at); });
       files.write_rank(now, comm.rank(), file);
     });
     if (!written) files.remove_rank(now, comm.rank());
@@ -271,7 +257,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     require_closed("load");
     auto& comm = average_->comm();
     std::vector<detail::saved> old;
-    detail::shards state(shards ? average_->pieces() : whole_, shards ? slots : 0);
+    detail::shards state(shards ? average_->pieces() : whole_, shards ? held_slots : 0);
     detail::together all(comm, "load");
     all.succeed([&] {
       old = detail::unpack_all(directory, comm.rank(), comm.size(), averager::slots > 0 || !averages_gradients,
@@ -283,42 +269,46 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     drift_.load(mine.counts);
     done_.skipped = mine.counts.skipped;
     done_.meetings = mine.counts.meetings;
+    scale_ = mine.counts.scale;
+    bad_ = mine.counts.bad;
     detail::restore(mine, tensors_, visitor());
-    for (std::size_t k = 0; shards && k < slots; ++k)
+    for (std::size_t k = 0; shards && k < held_slots; ++k)
       std::copy_n(state.values(k), state.elements(), update_.state(k, 0));
+    if constexpr (mixes) {
+      round_masters();
+      for (std::size_t b = 0; shards && b < average_->buckets(); ++b) average_->gather(b);
+      average_->wait();
+    }
   }
 
  private:
-  using applied_rule = std::conditional_t<moves_momentum, sgd, Optimizer>;  // sgd{}: the compressor has done the rest
-  static constexpr std::size_t slots = moves_momentum ? 0 : static_cast<std::size_t>(Optimizer::slots);
-
-  static const Strategy& checked_plan(const Strategy& plan, const Optimizer& rule) {
-    plan.check();
-    detail::check_part(plan.topology);
-    detail::check_part(plan.compressor);
-    detail::check_part(plan.mode);
-    detail::check_part(plan.buckets);
-    detail::check_part(rule);
-    return plan;
-  }
-
   void require_closed(const char* what) const {
     if (open_) {
       throw argument_error(std::string("heddle::data_parallel::") + what + ": a step is open; call step() first");
     }
   }
 
-  // What a checkpoint of this kind holds: the same names and slots, or it can't be loaded.
-  std::string signature() const {
-    return detail::name_or(plan_.mode, "mode") + ", " + detail::name_or(plan_.compressor, "compressor") + " with " +
-           std::to_string(averager::slots) + " slots, " + detail::name_or(rule_, "rule") + " with " +
-           std::to_string(slots) + " slots";
-  }
-
+  std::string signature() const { return kind::signature(plan_, rule_); }
   detail::counters counters() const {
-    detail::counters c{steps_, drift_.clock(), done_.skipped, done_.meetings, 0.0, 0.0, {}};
+    detail::counters c{steps_, drift_.clock(), done_.skipped, done_.meetings, 0.0, 0.0, {}, scale_, bad_};
     drift_.save(c);
     return c;
+  }
+
+  // Everything that has optimizer state here.
+  const std::vector<detail::piece>& state_pieces() {
+    if constexpr (shards)
+      return average_->pieces();
+    else
+      return whole_;
+  }
+
+  // Writes the parameters that float masters stand for.
+  void round_masters() {
+    if constexpr (mixes) {
+      for (const detail::piece& p : state_pieces())
+        convert(update_.state(slots, p.state), parameters_[p.tensor] + p.begin, p.count);
+    }
   }
 
   auto visitor() {
@@ -327,7 +317,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
 
   // Every float that a checkpoint holds of tensor i: f(pointer, what it is).
   template <class Function> void each_state(std::size_t i, Function&& f) {
-    f(static_cast<float*>(tensors_[i].parameter), detail::state_kind::parameter);
+    if constexpr (!(mixes && shards)) f(masters_[i], detail::state_kind::parameter);
     for (std::size_t k = 0; !shards && k < slots; ++k) f(update_.state(k, whole_[i].state), detail::state_kind::rule);
     if constexpr (!averages_gradients) f(drift_.agreed(whole_[i].state), detail::state_kind::agreed);
     if constexpr (!averages_gradients && drift_type::has_momentum)
@@ -335,23 +325,21 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     for (int k = 0; k < averager::slots; ++k) f(average_->state(i, k), detail::state_kind::held);
   }
 
-  applied_rule applied() const {
-    if constexpr (moves_momentum)
-      return {};
-    else
-      return rule_;
-  }
-
   void announce(double samples, bool joined) {
     // Compressors count what is the same on all ranks: steps, or meetings where steps are local.
     encode_context x{.step = averages_gradients ? steps_ : done_.meetings, .ranks = average_->comm().size()};
-    if constexpr (moves_momentum) {
+    if constexpr (kind::moves_momentum) {
       x.momentum = rule_.momentum;
       x.nesterov = rule_.nesterov;
       x.weight_decay = rule_.weight_decay;
     }
-    detail::announcement a{
-        .exchange = sequence_++, .step = x.step, .clock = drift_.clock(), .samples = samples, .joined = joined};
+    detail::announcement a{.exchange = sequence_++,
+                           .step = x.step,
+                           .clock = drift_.clock(),
+                           .samples = samples,
+                           .joined = joined,
+                           .loss_scale = scale_.scale,
+                           .bad = bad_};
     if constexpr (!averages_gradients) drift_.announce(a);
     average_->begin(a, x, decay_scales_);
   }
@@ -360,17 +348,19 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   void apply_rule(const step_options& o, double norm) {
     const bool by_owner = shards || (averages_gradients && (layerwise<Optimizer> || o.max_norm > 0.0f));
     const std::vector<detail::piece>& pieces = by_owner ? average_->pieces() : whole_;
-    const float factor = o.max_norm > 0.0f && norm > o.max_norm ? static_cast<float>(o.max_norm / norm) : 1.0f;
+    const double clip = o.max_norm > 0.0f && norm > o.max_norm ? o.max_norm / norm : 1.0;
+    const detail::scaling scale{static_cast<float>(clip * average_->unscale()), o.max_value};
     const auto view = [&](const detail::piece& p) {
       const group_options& g = groups_[p.tensor];
-      return detail::piece_view{
-          parameters_[p.tensor] + p.begin, gradient(p.tensor) + p.begin, {o.lr * g.lr_scale, steps_, g.decay_scale}};
+      return detail::piece_view<element, typename averager::gradient_type>{parameters_[p.tensor] + p.begin,
+                                                                           average_->result(p.tensor) + p.begin,
+                                                                           {o.lr * g.lr_scale, steps_, g.decay_scale}};
     };
-    update_.advance(averages_gradients ? &average_->comm() : nullptr, pieces, view, factor);
+    update_.advance(averages_gradients ? &average_->comm() : nullptr, pieces, view, scale);
     std::size_t bucket = 0;
     for (const detail::piece& p : pieces) {
       for (; shards && bucket < p.bucket; ++bucket) average_->gather(bucket);
-      update_.apply(p, view, factor);
+      update_.apply(p, view, scale);
     }
     if constexpr (shards) {
       for (; bucket < average_->buckets(); ++bucket) average_->gather(bucket);
@@ -379,12 +369,11 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     ++steps_;
   }
 
-  float* gradient(std::size_t i) const noexcept { return static_cast<float*>(tensors_[i].gradient); }
-
   step_result update_all(const step_options& o) {
     const double norm = shards || o.max_norm > 0.0f ? average_->norm() : 0.0;
     const bool take = average_->counts() && std::isfinite(norm);
     average_->settle(take);
+    if (average_->counted()) count_scale(!take);
     if (!take) {
       ++done_.skipped;
       return {.skipped = true, .norm = norm};
@@ -397,12 +386,15 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   step_result local_step(const step_options& o) {
     const bool counted = samples_ > 0.0;  // without samples the gradient may hold anything
     double squares = 0.0;
-    for (std::size_t i = 0; counted && i < tensors_.size(); ++i)
-      squares += detail::squares(gradient(i), tensors_[i].count);
+    for (std::size_t i = 0; counted && i < tensors_.size(); ++i) {
+      average_->widen(i, scale_.scale);
+      squares += detail::squares(average_->result(i), tensors_[i].count);
+    }
     const double norm = std::sqrt(squares);
     const bool finite = std::isfinite(norm);
     if (!finite) {
       ++done_.skipped;
+      ++bad_;
     } else if (counted) {
       apply_rule(o, norm);
       drift_.add(samples_, o.loss);
@@ -412,9 +404,16 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     return {.skipped = !finite, .met = m.taken, .reverted = m.counted && !m.taken, .norm = norm};
   }
 
+  void count_scale(bool skipped) {
+    if constexpr (mixes) plan_.precision.count(scale_, skipped);
+  }
+
   detail::meeting meet(bool joined) {
     announce(0.0, joined);
-    const detail::meeting m = drift_.meet(*average_, tensors_, whole_);
+    const detail::meeting m = drift_.meet(*average_, masters_, whole_);
+    round_masters();
+    count_scale(average_->any_bad());
+    bad_ = 0;
     done_.meetings += m.taken;
     done_.reverted += m.counted && !m.taken;
     return m;
@@ -426,11 +425,16 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   unused missing_;
   std::vector<group_options> groups_;
   std::vector<float> decay_scales_;
-  std::vector<float*> parameters_;
+  std::vector<element*> parameters_;
+  std::vector<float*> masters_;  // of whole tensors, which the rule updates
+  loss_scale_state scale_;
+  std::uint32_t bad_ = 0;             // local steps skipped for an infinity since the last meeting
   std::vector<detail::piece> whole_;  // every tensor as one piece
   drift_type drift_;
   std::unique_ptr<averager> average_;
-  detail::piecewise<applied_rule, static_cast<int>(slots), typename averager::memory_type> update_;
+  detail::piecewise<typename kind::rule_type, static_cast<int>(held_slots), typename averager::memory_type, element,
+                    typename averager::gradient_type>
+      update_;
   int unwinding_;
   bool open_ = false;
   double samples_ = 1.0;

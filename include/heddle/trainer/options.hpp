@@ -24,7 +24,9 @@ struct step_options {
   float lr = 0.0f;        ///< Learning rate, the same on all ranks.
   float max_norm = 0.0f;  ///< Limit on the norm of the whole averaged gradient, or where steps are local of the rank's
                           ///< own; the same on all ranks; 0: none.
-  double loss = 0.0;      ///< Loss of this rank's batch, for modes that adapt by it; 0 or less: not given.
+  float max_value = 0.0f;  ///< Limit on the magnitude of each element of the same gradient; the same on all ranks; 0:
+                           ///< none. Not together with max_norm.
+  double loss = 0.0;       ///< Loss of this rank's batch, for modes that adapt by it; 0 or less: not given.
 };
 
 /// @brief What a step did.

@@ -7,13 +7,18 @@
 #include <heddle/compress/none.hpp>
 #include <heddle/memory/host_resource.hpp>
 #include <heddle/mode/every_step.hpp>
+#include <heddle/optim/mixed.hpp>
 #include <heddle/recompute/none.hpp>
 
 namespace heddle {
 inline namespace v0 {
 
 /// @brief Single precision everywhere: parameters, gradients and optimizer state are float.
-struct full_precision {};
+struct full_precision {
+  using element = float;  ///< Of parameters and gradients.
+  /// "full_precision".
+  std::string name() const { return "full_precision"; }
+};
 
 namespace detail {
 template <class Topology>
@@ -22,6 +27,13 @@ template <class Compressor> using last_part = std::remove_cvref_t<decltype(last_
 template <class Compressor> inline constexpr bool owns_momentum = requires { requires Compressor::owns_momentum; };
 template <class Mode> inline constexpr bool outer_momentum = requires { requires Mode::outer_momentum; };
 template <class Mode> inline constexpr bool shards_optimizer = requires { requires Mode::averages == average::shards; };
+template <class Precision>
+inline constexpr bool is_precision =
+    std::is_same_v<Precision, full_precision> || requires(const Precision& p, loss_scale_state& s) {
+      typename Precision::element;
+      s = p.begin();
+      p.count(s, true);
+    };
 template <class Buckets, class Topology>
 inline constexpr bool plans_by_topology =
     requires(const Buckets& b, const Topology& t, std::span<const std::size_t> n) { b.plan(t, 1, n, sizeof(float)); };
@@ -70,8 +82,8 @@ struct strategy {
   static_assert(!detail::shards_optimizer<Mode> || !packet_compressor<detail::last_part<Compressor>>,
                 "heddle::strategy: .mode shards the optimizer, so .compressor must be elementwise, such as none{} or "
                 "cast<>{}; see docs/mode.md");
-  static_assert(std::is_same_v<Precision, full_precision>,
-                "heddle::strategy: .precision must be full_precision{}; see docs/trainer.md");
+  static_assert(detail::is_precision<Precision>,
+                "heddle::strategy: .precision must be full_precision{} or mixed<>{}; see docs/trainer.md");
   static_assert(recompute::policy<Recompute>,
                 "heddle::strategy: .recompute must provide plan(); see docs/recompute.md");
   static_assert(detail::plans_buckets<Buckets, Topology>,

@@ -25,16 +25,18 @@ struct tensor {
 
 /// @brief Tensors over flat parameter and gradient buffers, one after the other, named "0", "1", ...
 /// @param parameters Flat buffer. @param gradients Flat buffer of the same layout. @param sizes Elements of each
-/// tensor. Throws: argument_error if a buffer is null while there are elements.
-template <class Tensor = tensor>
-std::vector<Tensor> tensors(float* parameters, float* gradients, std::span<const std::size_t> sizes) {
+/// tensor. @tparam Element float, float16 or bfloat16. Throws: argument_error if a buffer is null while there are
+/// elements.
+template <class Element, class Tensor = tensor>
+std::vector<Tensor> tensors(std::type_identity_t<Element>* parameters, Element* gradients,
+                            std::span<const std::size_t> sizes) {
   std::vector<Tensor> all;
   all.reserve(sizes.size());
   std::size_t at = 0;
   for (const std::size_t n : sizes) {
     if (n && (!parameters || !gradients))
       throw argument_error("heddle::tensors: null buffer for tensor " + std::to_string(all.size()));
-    all.push_back({parameters + at, gradients + at, n, dtype::f32, std::to_string(all.size()), 0});
+    all.push_back({parameters + at, gradients + at, n, dtype_of<Element>, std::to_string(all.size()), 0});
     at += n;
   }
   return all;

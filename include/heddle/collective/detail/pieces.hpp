@@ -55,15 +55,26 @@ void cut(std::span<const interval> owned, std::size_t first, std::size_t last, S
 }
 
 // What a rule is told of a piece.
-struct piece_view {
-  float* parameter;
-  float* gradient;
+template <class Parameter = float, class Gradient = float> struct piece_view {
+  Parameter* parameter;
+  Gradient* gradient;
   update_context context;
 };
 
+// What becomes of a gradient before a rule is given it.
+struct scaling {
+  float factor = 1.0f;
+  float limit = 0.0f;  // on the magnitude of an element, after the factor; 0: none
+};
+
 // An update rule and the state of the pieces that it is applied to. In a step, advance() for all pieces comes before
-// apply() for each. Gradients are scaled by a factor first.
-template <class Rule, int Slots, class Memory> class piecewise {
+// apply() for each. Gradients are scaled first; float ones in place. Parameters of 16 bits have float masters, in the
+// slot behind the rule's, and are written from these.
+template <class Rule, int Slots, class Memory, class Parameter = float, class Gradient = float> class piecewise {
+  static constexpr bool masters = !std::is_same_v<Parameter, float>;
+  static constexpr bool wide = std::is_same_v<Gradient, float>;
+  using view_type = piece_view<Parameter, Gradient>;
+
  public:
   piecewise(const Rule& rule, const Memory& memory, std::size_t elements, std::size_t tensors)
       : rule_(rule), elements_(elements), state_(memory, elements * Slots), squares_(layerwise<Rule> ? tensors : 0) {
@@ -77,12 +88,13 @@ template <class Rule, int Slots, class Memory> class piecewise {
   // Layerwise rules: the first half, and sums of squares over the ranks of `comm`, in rank order; null is this rank
   // alone. view(piece) gives its piece_view.
   template <class Comm, class View>
-  void advance(Comm* comm, const std::vector<piece>& pieces, View&& view, float factor) {
+  void advance(Comm* comm, const std::vector<piece>& pieces, View&& view, const scaling& s) {
     if constexpr (layerwise<Rule>) {
       std::fill(squares_.begin(), squares_.end(), layer_squares{});
       for (const piece& p : pieces) {
-        each_block(p, view(p), factor, [&](const piece_view& v, float* const* state, std::size_t n) {
-          const layer_squares part = rule_.advance(v.parameter, v.gradient, state, n, v.context);
+        const view_type v = view(p);
+        each_block(p, v, s, [&](float* parameter, float* gradient, float* const* state, std::size_t n) {
+          const layer_squares part = rule_.advance(parameter, gradient, state, n, v.context);
           if (p.own) squares_[p.tensor] += part;
         });
       }
@@ -92,31 +104,59 @@ template <class Rule, int Slots, class Memory> class piecewise {
     }
   }
 
-  template <class View> void apply(const piece& p, View&& view, float factor) {
-    if constexpr (layerwise<Rule>) {
-      each_block(p, view(p), 1.0f, [&](const piece_view& v, float* const* state, std::size_t n) {
-        rule_.apply(v.parameter, v.gradient, state, n, v.context, squares_[p.tensor]);
-      });
+  template <class View> void apply(const piece& p, View&& view, const scaling& s) {
+    const view_type v = view(p);
+    Parameter* to = v.parameter;
+    const auto rounded = [&](const float* master, std::size_t n) {
+      if constexpr (masters) {
+        convert(master, to, n);
+        to += n;
+      }
+    };
+    if constexpr (layerwise<Rule>) {  // advance() has scaled what can be scaled in place
+      each_block(p, v, wide ? scaling{} : s,
+                 [&](float* parameter, float* gradient, float* const* state, std::size_t n) {
+                   rule_.apply(parameter, gradient, state, n, v.context, squares_[p.tensor]);
+                   rounded(parameter, n);
+                 });
     } else {
-      each_block(p, view(p), factor, [&](const piece_view& v, float* const* state, std::size_t n) {
-        rule_.update(v.parameter, v.gradient, state, n, v.context);
+      each_block(p, v, s, [&](float* parameter, float* gradient, float* const* state, std::size_t n) {
+        rule_.update(parameter, gradient, state, n, v.context);
+        rounded(parameter, n);
       });
     }
   }
 
  private:
-  // Blocks that stay in the first-level cache between their scaling and what follows.
-  template <class Function> void each_block(const piece& p, piece_view v, float factor, Function&& f) {
+  // f(parameter, gradient, state, n) for blocks that stay in the first-level cache between their scaling and what
+  // follows.
+  template <class Function> void each_block(const piece& p, view_type v, const scaling& s, Function&& f) {
     float* state_of[Slots ? Slots : 1] = {};
     for (int k = 0; k < Slots; ++k) state_of[k] = state(static_cast<std::size_t>(k), p.state);
-    const std::size_t block = factor == 1.0f ? p.count : 2048;
+    constexpr std::size_t most = 2048;
+    [[maybe_unused]] float widened[wide ? 1 : most];
+    const std::size_t block = wide && !masters && s.factor == 1.0f && s.limit == 0.0f ? p.count : most;
     for (std::size_t left = p.count, n; left; left -= n) {
       n = (std::min)(left, block);
-      if (factor != 1.0f) convert_scaled(v.gradient, v.gradient, n, factor);
-      f(v, state_of, n);
+      float* g;
+      if constexpr (wide) {
+        g = v.gradient;
+        if (s.factor != 1.0f) convert_scaled(g, g, n, s.factor);
+      } else {
+        g = widened;
+        convert_scaled(v.gradient, g, n, s.factor);
+      }
+      for (std::size_t i = 0; s.limit > 0.0f && i < n; ++i)
+        g[i] = g[i] > s.limit ? s.limit : g[i] < -s.limit ? -s.limit : g[i];
+      float* parameter;
+      if constexpr (masters)
+        parameter = state_of[Slots - 1];
+      else
+        parameter = v.parameter;
+      f(parameter, g, state_of, n);
       v.parameter += n;
       v.gradient += n;
-      for (float*& s : state_of) s += Slots ? n : 0;
+      for (float*& slot : state_of) slot += Slots ? n : 0;
     }
   }
 

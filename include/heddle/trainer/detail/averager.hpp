@@ -4,9 +4,11 @@
 
 #include <heddle/collective/detail/pieces.hpp>
 #include <heddle/comm/counting.hpp>
+#include <heddle/compress/cast.hpp>
 #include <heddle/core/detail/squares.hpp>
 #include <heddle/trainer/detail/tell.hpp>
 #include <heddle/trainer/detail/worker.hpp>
+#include <heddle/trainer/options.hpp>
 #include <heddle/trainer/strategy.hpp>
 #include <heddle/trainer/tensor.hpp>
 
@@ -18,10 +20,15 @@ namespace heddle {
 inline namespace v0 {
 namespace detail {
 
+// A type that cast<> takes, where nothing is cast.
+template <class Element> using narrow_or_bf16 = std::conditional_t<std::is_same_v<Element, float>, bfloat16, Element>;
+
 // Averages the vectors in the tensors' gradient memory over all ranks, bucket by bucket, on threads of its own. The
 // result is in the same memory: the weighted mean, or for packets the sum of what was sent. State of a packet
 // compressor moves only in settle(), after every rank knows whether the step counts. In a mode that shards the
 // optimizer only what this rank owns is final, and gather() hands the updated parameters around.
+// In mixed precision gradients of 16 bits travel as they are where nothing but the mean is asked for; the result is
+// still to be multiplied by unscale(). Else they are unscaled into floats of this object's own, where the result is.
 template <class Strategy, class Comm> class averager {
  public:
   using compressor_type = last_part<decltype(Strategy::compressor)>;
@@ -29,7 +36,20 @@ template <class Strategy, class Comm> class averager {
   using memory_type = std::remove_cvref_t<decltype(Strategy::memory)>;
   static constexpr bool packets = packet_compressor<compressor_type>;
   static constexpr bool shards = shards_optimizer<std::remove_cvref_t<decltype(Strategy::mode)>>;
-  using wire = typename std::conditional_t<packets, none, compressor_type>::wire;
+  using element = typename std::remove_cvref_t<decltype(Strategy::precision)>::element;
+  static constexpr bool mixes = !std::is_same_v<element, float>;
+  static constexpr bool of_gradients =
+      std::remove_cvref_t<decltype(Strategy::mode)>::averages != heddle::average::parameters;
+  static constexpr bool as_they_are =
+      mixes && of_gradients && std::is_same_v<std::remove_cvref_t<decltype(Strategy::compressor)>, none>;
+  static constexpr bool widens = mixes && !as_they_are;
+  using gradient_type = std::conditional_t<as_they_are, element, float>;
+  // What encodes elements on their way to the mean: gradients of 16 bits keep these.
+  using codec_type =
+      std::conditional_t<packets, none,
+                         std::conditional_t<mixes && of_gradients && std::is_same_v<compressor_type, none>,
+                                            cast<narrow_or_bf16<element>>, compressor_type>>;
+  using wire = typename codec_type::wire;
   static constexpr int slots = [] {
     if constexpr (packets)
       return compressor_type::slots;
@@ -42,6 +62,7 @@ template <class Strategy, class Comm> class averager {
         comm_(comm.duplicate()),
         tensors_(tensors),
         state_(plan.memory, fill_offsets() * slots),
+        wide_(plan.memory, widens ? total_ : 0),
         work_(job_runner{this}, plan.lanes, comm.size() > 1 && threads(comm)) {
     if (slots) std::fill(state_.begin(), state_.end(), 0.0f);
     std::vector<std::size_t> bytes;
@@ -73,10 +94,47 @@ template <class Strategy, class Comm> class averager {
   float* state(std::size_t tensor, int slot) noexcept {
     return state_.data() + static_cast<std::size_t>(slot) * total_ + offsets_[tensor];
   }
-  std::size_t state_bytes() const noexcept { return state_.bytes(); }
-  std::uint64_t elements_sent() const noexcept { return elements_sent_; }
-  double busy_seconds() const { return work_.busy_seconds(); }
+  std::span<const float> held(std::size_t tensor, int slot) const {
+    if (tensor >= tensors_.size() || slot < 0 || slot >= slots) {
+      throw argument_error("heddle::data_parallel::held: tensor " + std::to_string(tensor) + ", slot " +
+                           std::to_string(slot) + "; there are " + std::to_string(tensors_.size()) + " tensors and " +
+                           std::to_string(slots) + " slots");
+    }
+    return {const_cast<averager*>(this)->state(tensor, slot), tensors_[tensor].count};
+  }
+  // Where the result of tensor i is.
+  gradient_type* result(std::size_t i) const noexcept {
+    if constexpr (as_they_are)
+      return static_cast<element*>(tensors_[i].gradient);
+    else
+      return gradient(i).data;
+  }
+  // What it is to be multiplied by.
+  float unscale() const noexcept { return as_they_are ? rest_ / announcement_.loss_scale : 1.0f; }
+  // Unscales the gradient of tensor i into floats, where these are this object's.
+  void widen(std::size_t i, float scale) const {
+    if constexpr (widens) {
+      const slice<float> g = gradient(i);
+      convert_scaled(static_cast<const element*>(tensors_[i].gradient), g.data, g.count, 1.0f / scale);
+    }
+  }
+  // Float parameters, for compressors that look at them.
+  void parameters(std::vector<const float*> all) { parameters_ = std::move(all); }
+  // Local steps that ranks skipped for an infinity before this exchange.
+  bool any_bad() const noexcept { return any_bad_; }
   double exposed_seconds() const { return work_.exposed_seconds(); }
+  heddle::report report(heddle::report r) const {
+    const traffic t = comm_.sent();
+    r.bytes_sent = t.bytes;
+    r.control_bytes = t.control_bytes;
+    r.messages = t.messages;
+    r.elements_sent = elements_sent_;
+    r.state_bytes = state_.bytes() + wide_.bytes();
+    r.comm_seconds = work_.busy_seconds();
+    r.exposed_seconds = work_.exposed_seconds();
+    r.executor = executor();
+    return r;
+  }
 
   // What moves the bytes, for reports.
   std::string executor() const {
@@ -170,7 +228,7 @@ template <class Strategy, class Comm> class averager {
     std::size_t first_piece = 0, last_piece = 0;
     double squares = 0.0;  // of what this rank owns
     std::vector<wire> elements;
-    std::vector<float> parameters;  // on their way, where their memory isn't one run
+    std::vector<element> parameters;  // on their way, where their memory isn't one run
     std::vector<std::byte> gathered;
     std::vector<std::size_t> sizes;  // bytes of each rank's packets
   };
@@ -193,7 +251,8 @@ template <class Strategy, class Comm> class averager {
   auto plan_buckets(const std::vector<std::size_t>& bytes) const {
     if constexpr (plans_by_topology<std::remove_cvref_t<decltype(Strategy::buckets)>, topology_type>)
       return plan_.buckets.plan(plan_.topology, comm_.size(), bytes, sizeof(wire));
-    else return plan_.buckets.plan(bytes);
+    else
+      return plan_.buckets.plan(bytes);
   }
 
   std::size_t fill_offsets() {
@@ -204,7 +263,32 @@ template <class Strategy, class Comm> class averager {
     return total_;
   }
 
-  slice<float> gradient(std::size_t i) const { return {static_cast<float*>(tensors_[i].gradient), tensors_[i].count}; }
+  // The gradient in floats; not where 16-bit ones travel as they are.
+  slice<float> gradient(std::size_t i) const {
+    if constexpr (widens)
+      return {const_cast<float*>(wide_.data()) + offsets_[i], tensors_[i].count};
+    else
+      return {static_cast<float*>(tensors_[i].gradient), tensors_[i].count};
+  }
+
+  // f(floats, n) for blocks of a run of results, unscaled.
+  template <class Function> void each_block(const gradient_type* from, std::size_t count, Function&& f) const {
+    if constexpr (as_they_are) {
+      float block[2048];
+      for (std::size_t at = 0; at < count; at += std::size(block)) {
+        const std::size_t n = (std::min)(count - at, std::size(block));
+        convert_scaled(from + at, block, n, unscale());
+        f(block, n);
+      }
+    } else {
+      f(from, count);
+    }
+  }
+  bool finite(const gradient_type* from, std::size_t count) const {
+    bool good = true;
+    each_block(from, count, [&](const float* x, std::size_t n) { good &= all_finite(x, n); });
+    return good;
+  }
 
   std::size_t elements_of(const one& b) const {
     std::size_t n = 0;
@@ -228,17 +312,19 @@ template <class Strategy, class Comm> class averager {
     double sum = 0.0;
     for (std::size_t k = b.first_piece; k < b.last_piece; ++k) {
       const piece& p = pieces_[k];
-      if (p.own) sum += detail::squares(gradient(p.tensor).data + p.begin, p.count);
+      if (!p.own) continue;
+      each_block(result(p.tensor) + p.begin, p.count,
+                 [&](const float* x, std::size_t n) { sum += detail::squares(x, n); });
     }
     return sum;
   }
 
   // The first element, if one tensor's memory follows the other's; else null.
-  float* run_of(const one& b, void* tensor::* memory) const {
-    float *start = nullptr, *end = nullptr;
+  element* run_of(const one& b, void* tensor::* memory) const {
+    element *start = nullptr, *end = nullptr;
     for (std::size_t i = b.range.first; i < b.range.last; ++i) {
       if (tensors_[i].count == 0) continue;
-      float* const here = static_cast<float*>(tensors_[i].*memory);
+      element* const here = static_cast<element*>(tensors_[i].*memory);
       if (start && here != end) return nullptr;
       if (!start) start = here;
       end = here + tensors_[i].count;
@@ -248,7 +334,7 @@ template <class Strategy, class Comm> class averager {
 
   encode_context context_of(std::size_t i) const {
     encode_context x = context_;
-    if (x.weight_decay != 0.0f) x.parameter = static_cast<const float*>(tensors_[i].parameter);
+    if (x.weight_decay != 0.0f) x.parameter = parameters_[i];
     x.weight_decay *= decay_scales_.empty() ? 1.0f : decay_scales_[i];
     return x;
   }
@@ -263,7 +349,7 @@ template <class Strategy, class Comm> class averager {
   void open() {
     const std::vector<announcement>& announced = announce_(comm_, announcement_);
     weights_ = most_ = 0.0;
-    any_joined_ = false;
+    any_joined_ = any_bad_ = false;
     all_joined_ = true;
     for (std::size_t r = 0; r < announced.size(); ++r) {
       const announcement& a = announced[r];
@@ -277,6 +363,12 @@ template <class Strategy, class Comm> class averager {
         throw comm_error("data_parallel", comm_.rank(), static_cast<int>(r),
                          "this rank is in " + where(announcement_) + ", rank " + std::to_string(r) + " in " + where(a));
       }
+      if (a.loss_scale != announcement_.loss_scale) {
+        throw comm_error("data_parallel", comm_.rank(), static_cast<int>(r),
+                         "this rank's loss scale is " + std::to_string(announcement_.loss_scale) + ", rank " +
+                             std::to_string(r) + "'s is " + std::to_string(a.loss_scale));
+      }
+      any_bad_ |= a.bad != 0;
       weights_ += a.samples;
       most_ = (std::max)(most_, a.samples);
       any_joined_ |= a.joined != 0;
@@ -289,16 +381,60 @@ template <class Strategy, class Comm> class averager {
   }
 
   void run(one& b, lane& l) {
+    b.finite = true;
+    if constexpr (as_they_are)
+      average_as_they_are(b, l.comm);
+    else
+      run_floats(b, l);
+  }
+
+  void run_floats(one& b, lane& l) {
     std::size_t dense = 0;
     for (std::size_t i = b.range.first; i < b.range.last; ++i) {
       const slice<float> g = gradient(i);
+      if (of_gradients) widen(i, announcement_.loss_scale);
       if (weight_ == 0.0f) std::fill(g.begin(), g.end(), 0.0f);  // a rank without samples; its memory may hold anything
       factors_[i] = weight_ == 0.0f ? 1.0f : scale_of(plan_.compressor, g, weight_ * rest_, context_of(i));
       if (!sends_packet(i)) dense += g.count;
     }
-    b.finite = true;
     if (dense || !packets) average(b, dense, l.comm);
     if constexpr (packets) gather(b, l);
+  }
+
+  // Gradients of 16 bits: in place where they are one run, through a buffer elsewhere. The weight is at most 1, so no
+  // finite element leaves the range.
+  void average_as_they_are(one& b, counting<Comm>& comm) {
+    const std::size_t count = elements_of(b);
+    if (!b.reduce) b.reduce.emplace(plan_.topology, comm.rank(), comm.size(), count);
+    elements_sent_ += count;
+    element* const run = run_of(b, &tensor::gradient);
+    if (!run) b.elements.resize(count);
+    element* const start = run ? run : b.elements.data();
+    std::size_t at = 0;
+    for (std::size_t i = b.range.first; i < b.range.last; at += tensors_[i++].count) {
+      const std::size_t n = tensors_[i].count;
+      if (!run) std::copy_n(result(i), n, start + at);
+      if (weight_ == 0.0f)
+        std::fill_n(start + at, n, element(0.0f));
+      else if (weight_ != 1.0f)
+        multiply(start + at, n, weight_);
+    }
+    reduce(b, comm, start);
+    at = 0;
+    for (std::size_t i = b.range.first; !run && i < b.range.last; at += tensors_[i++].count)
+      std::copy_n(start + at, tensors_[i].count, result(i));
+    if constexpr (shards)
+      b.squares = squares_of(b);
+    else
+      b.finite = finite(start, count);
+  }
+  static void multiply(element* x, std::size_t count, float factor) {
+    float block[2048];
+    for (std::size_t at = 0; at < count; at += std::size(block)) {
+      const std::size_t n = (std::min)(count - at, std::size(block));
+      convert_scaled(x + at, block, n, factor);
+      convert(block, x + at, n);
+    }
   }
 
   // The elementwise part: encode, all-reduce with mean or its first half, decode.
@@ -307,17 +443,22 @@ template <class Strategy, class Comm> class averager {
     elements_sent_ += count;
     bool in_place = std::is_same_v<wire, float>;
     for (std::size_t i = b.range.first; i < b.range.last; ++i) in_place &= !sends_packet(i) || !tensors_[i].count;
-    if (float* const start = in_place ? run_of(b, &tensor::gradient) : nullptr) {
+    float* start = nullptr;
+    if constexpr (widens)
+      start = in_place ? gradient(b.range.first).data : nullptr;
+    else if constexpr (!mixes)
+      start = in_place ? run_of(b, &tensor::gradient) : nullptr;
+    if (start) {
       for (std::size_t i = b.range.first; i < b.range.last; ++i) {
         const slice<float> g = gradient(i);
         if (factors_[i] != 1.0f) convert_scaled(g.data, g.data, g.count, factors_[i]);
       }
       reduce(b, comm, start);
       if constexpr (!shards) b.finite &= all_finite(start, count);
-    } else if constexpr (packets) {
-      copy_through(b, none{}, count, comm);
-    } else {
+    } else if constexpr (std::is_same_v<codec_type, compressor_type>) {
       copy_through(b, last_of(plan_.compressor), count, comm);
+    } else {
+      copy_through(b, codec_type{}, count, comm);
     }
     if constexpr (shards) b.squares = squares_of(b);
   }
@@ -363,18 +504,18 @@ template <class Strategy, class Comm> class averager {
 
   // The second half of a bucket whose optimizer is sharded: parameters.
   void gather(one& b, counting<Comm>& comm) {
-    if (float* const start = run_of(b, &tensor::parameter)) {
+    if (element* const start = run_of(b, &tensor::parameter)) {
       b.reduce->all_gather(comm, start);
       return;
     }
-    const auto parameter = [&](std::size_t i) { return static_cast<float*>(tensors_[i].parameter); };
+    const auto parameter = [&](std::size_t i) { return static_cast<element*>(tensors_[i].parameter); };
     b.parameters.resize(b.reduce->count());
     for (std::size_t k = b.first_piece; k < b.last_piece; ++k) {
       const piece& p = pieces_[k];
       std::copy_n(parameter(p.tensor) + p.begin, p.count, b.parameters.data() + p.position);
     }
     b.reduce->all_gather(comm, b.parameters.data());
-    const float* from = b.parameters.data();
+    const element* from = b.parameters.data();
     for (std::size_t i = b.range.first; i < b.range.last; from += tensors_[i++].count) {
       std::copy_n(from, tensors_[i].count, parameter(i));
     }
@@ -459,6 +600,7 @@ template <class Strategy, class Comm> class averager {
   std::size_t total_ = 0;
   std::vector<std::size_t> offsets_;
   buffer<float, memory_type> state_;
+  buffer<float, memory_type> wide_;  // gradients in float, where those of the model aren't
   std::vector<one> buckets_;
   std::vector<piece> pieces_;
   std::vector<float> factors_, decay_scales_;
@@ -472,7 +614,8 @@ template <class Strategy, class Comm> class averager {
   std::vector<lane> lanes_;
   double weights_ = 0.0, most_ = 0.0;  // sum and maximum of all ranks' samples
   float weight_ = 1.0f, rest_ = 1.0f;
-  bool any_joined_ = false, all_joined_ = false;
+  bool any_joined_ = false, all_joined_ = false, any_bad_ = false;
+  std::vector<const float*> parameters_;         // in float
   std::atomic<std::uint64_t> elements_sent_{0};  // read while jobs run
   struct job_runner {
     averager* self;

@@ -4,6 +4,7 @@
 
 #include <heddle/compress/concept.hpp>
 #include <heddle/core/archive.hpp>
+#include <heddle/trainer/options.hpp>
 #include <heddle/trainer/tensor.hpp>
 
 #include <algorithm>
@@ -26,6 +27,19 @@ inline void check_not_negative(const char* where, const char* what, double x) {
   }
 }
 
+// Throws argument_error for numbers of a step that can't be; `held`: a compressor holds gradients back.
+inline void check_step(const step_options& o, bool held) {
+  check_not_negative("data_parallel::step", "lr", o.lr);
+  check_not_negative("data_parallel::step", "max_norm", o.max_norm);
+  check_not_negative("data_parallel::step", "max_value", o.max_value);
+  if (held && o.max_norm + o.max_value > 0.0f)
+    throw argument_error("heddle::data_parallel::step: max_norm is " + std::to_string(o.max_norm) +
+                         " and max_value is " + std::to_string(o.max_value) +
+                         ", allowed is 0, since this compressor holds gradients back; use clip{} | before it");
+  if (o.max_norm > 0.0f && o.max_value > 0.0f)
+    throw argument_error("heddle::data_parallel::step: max_norm and max_value are both above 0, allowed is one");
+}
+
 // Calls check() where a part of a strategy, or an update rule, has one: it throws on numbers outside their ranges.
 template <class Part> void check_part(const Part& p) {
   if constexpr (requires { p.check(); }) p.check();
@@ -44,8 +58,7 @@ template <class Part> std::string name_or(const Part& p, const char* otherwise) 
 }
 
 // The tensors, if they can be trained: pointers, types, alignment, names, and no two share an element.
-template <class Tensor>
-std::vector<Tensor> checked(std::span<const Tensor> tensors) {
+template <class Tensor> std::vector<Tensor> checked(std::span<const Tensor> tensors, dtype type) {
   struct range {
     std::uintptr_t begin, end;
     std::size_t of;
@@ -60,7 +73,7 @@ std::vector<Tensor> checked(std::span<const Tensor> tensors) {
     const Tensor& t = tensors[i];
     if (t.count && (!t.parameter || !t.gradient))
       fail(i, "has count " + std::to_string(t.count) + " and a null pointer");
-    if (t.type != dtype::f32) fail(i, std::string("is ") + name_of(t.type) + ", allowed is f32");
+    if (t.type != type) fail(i, std::string("is ") + name_of(t.type) + ", allowed is " + name_of(type));
     if (t.count > (std::numeric_limits<std::size_t>::max)() / 64 - total)
       fail(i, "makes the model larger than memory can be");
     total += t.count;
@@ -68,8 +81,8 @@ std::vector<Tensor> checked(std::span<const Tensor> tensors) {
     const void* const both[] = {t.parameter, t.gradient};
     for (const void* p : both) {
       const auto at = reinterpret_cast<std::uintptr_t>(p);
-      if (at % alignof(float)) fail(i, "has a pointer that isn't aligned to a float");
-      if (t.count) ranges.push_back({at, at + t.count * sizeof(float), i});
+      if (at % bytes_of(type)) fail(i, std::string("has a pointer that isn't aligned to an ") + name_of(type));
+      if (t.count) ranges.push_back({at, at + t.count * bytes_of(type), i});
     }
   }
   std::sort(names.begin(), names.end());

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <heddle/collective/detail/shards.hpp>
+#include <heddle/optim/mixed.hpp>
 #include <heddle/trainer/tensor.hpp>
 
 #include <algorithm>
@@ -78,6 +79,8 @@ struct counters {
   std::uint64_t steps, clock, skipped, meetings;
   double drift_samples, drift_loss;  // since the last meeting
   std::uint64_t period[4];           // of the mode: the same on all ranks
+  loss_scale_state scale;            // the same on all ranks
+  std::uint32_t bad;                 // as announced
 };
 
 // What a block of floats in a checkpoint is.

@@ -91,21 +91,20 @@ template <class Mode, class Memory> class drift {
   // Averages the differences from what was agreed last, in the exchange that has just begun, and lets the outer rule
   // take the mean. If it can't be taken, replicas return to what was agreed.
   template <class Averager>
-  meeting meet(Averager& average, const std::vector<tensor>& tensors, const std::vector<piece>& whole) {
+  meeting meet(Averager& average, const std::vector<float*>& replica, const std::vector<piece>& whole) {
     const double waited = average.exposed_seconds();
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
-      const float *const old = agreed(whole[i].state), *const p = static_cast<const float*>(tensors[i].parameter);
-      float* const d = static_cast<float*>(tensors[i].gradient);
-      for (std::size_t k = 0; k < tensors[i].count; ++k) d[k] = old[k] - p[k];
+    for (std::size_t i = 0; i < whole.size(); ++i) {
+      const float *const old = agreed(whole[i].state), *const p = replica[i];
+      float* const d = average.result(i);
+      for (std::size_t k = 0; k < whole[i].count; ++k) d[k] = old[k] - p[k];
       average.ready(i);
     }
     average.wait();
     const meeting m{average.all_joined(), average.counted(), average.counts()};
     average.settle(m.taken);
     const meeting_facts x = facts(average.announced(), m.everybody);
-    for (std::size_t i = 0; i < tensors.size(); ++i)
-      move(whole[i].state, tensors[i].count, static_cast<float*>(tensors[i].parameter),
-           static_cast<const float*>(tensors[i].gradient), x, m);
+    for (std::size_t i = 0; i < whole.size(); ++i)
+      move(whole[i].state, whole[i].count, replica[i], average.result(i), x, m);
     if (m.everybody) clock_ = x.clock;  // periods begin together again
     if constexpr (period_has_state) family_.period.met(period_, x);
     samples_ = loss_ = 0.0;

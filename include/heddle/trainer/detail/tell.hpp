@@ -3,6 +3,7 @@
 #pragma once
 
 #include <heddle/collective/gather.hpp>
+#include <heddle/trainer/options.hpp>
 
 #include <exception>
 
@@ -19,10 +20,23 @@ struct announcement {
   std::uint32_t joined = 0;      // has no more batches
   float lr = 0.0f;               // for those who have joined
   float max_norm = 0.0f;         // likewise
+  float max_value = 0.0f;        // likewise
   float step_seconds = 0.0f;     // of a local step since the last meeting
   float meeting_seconds = 0.0f;  // of the last meeting
   float loss = 0.0f;             // mean loss since then; 0: not known
+  float loss_scale = 1.0f;       // the same on all ranks
+  std::uint32_t bad = 0;         // local steps skipped for an infinity since the last exchange
+  std::uint32_t unused = 0;      // no byte without a value
 };
+
+// What the others step with.
+inline step_options told_options(const std::vector<announcement>& told) {
+  step_options o;
+  for (const announcement& a : told) {
+    if (!a.joined) o = {a.lr, a.max_norm, a.max_value};
+  }
+  return o;
+}
 
 // Tells a small record to all ranks and gives theirs, in rank order. Keeps what it prepared, as all_reduce_plan does.
 template <class Record, class Comm, class Operation = operation> class tell_plan {

@@ -1,0 +1,58 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/optim/sgd.hpp>
+#include <heddle/trainer/detail/averager.hpp>
+#include <heddle/trainer/detail/checked.hpp>
+
+namespace heddle {
+inline namespace v0 {
+namespace detail {
+
+// What follows from the types of a trainer, and what these must be.
+template <class Strategy, class Comm, class Optimizer> struct training_kind {
+  static_assert(communicator<Comm>,
+                "heddle::data_parallel: the second argument must be a communicator; see docs/comm.md");
+  static_assert(
+      optimizer<Optimizer>,
+      "heddle::data_parallel: the fourth argument must be an update rule with slots and update(); see docs/optim.md");
+  using averager_type = averager<Strategy, Comm>;
+  static constexpr bool moves_momentum =
+      averager_type::of_gradients && owns_momentum<typename averager_type::compressor_type>;
+  static_assert(
+      !moves_momentum || std::is_same_v<Optimizer, sgd>,
+      "heddle::data_parallel: this compressor corrects momentum, so the optimizer must be sgd; see docs/compress.md");
+  using rule_type = std::conditional_t<moves_momentum, sgd, Optimizer>;  // sgd{}: the compressor has done the rest
+  static constexpr std::size_t slots = moves_momentum ? 0 : static_cast<std::size_t>(Optimizer::slots);
+  static constexpr std::size_t held_slots = slots + averager_type::mixes;  // the last one: parameters in float
+
+  static rule_type applied(const Optimizer& rule) {
+    if constexpr (moves_momentum)
+      return {};
+    else
+      return rule;
+  }
+
+  static const Strategy& checked(const Strategy& plan, const Optimizer& rule) {
+    plan.check();
+    check_part(plan.topology);
+    check_part(plan.compressor);
+    check_part(plan.mode);
+    check_part(plan.precision);
+    check_part(plan.buckets);
+    check_part(rule);
+    return plan;
+  }
+
+  // What a checkpoint of this kind holds: the same names and slots, or it can't be loaded.
+  static std::string signature(const Strategy& plan, const Optimizer& rule) {
+    return name_or(plan.mode, "mode") + ", " + name_or(plan.compressor, "compressor") + " with " +
+           std::to_string(averager_type::slots) + " slots, " + name_or(rule, "rule") + " with " +
+           std::to_string(slots) + " slots, " + name_or(plan.precision, "precision");
+  }
+};
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace heddle
