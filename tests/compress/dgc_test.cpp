@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <heddle/compress/clip.hpp>
 #include <heddle/compress/dgc.hpp>
+#include <heddle/compress/sparse_wire.hpp>
 
 #include "../support/catch.hpp"
 
@@ -234,4 +235,130 @@ TEST_CASE("clip limits the norm of the rank's share and chains from left to righ
   CHECK(hd::detail::scale_of(loose_last, s, 1.0f, hd::encode_context{}) == Approx(1.0 / norm).epsilon(1e-6));
   CHECK(hd::clip{}.scale({nullptr, 0}, 1.0f, {}) == 1.0f);
   CHECK_THROWS_AS(hd::clip{.max_norm = 0.0f}.scale(s, 1.0f, {}), hd::argument_error);
+}
+
+namespace {
+struct entries {
+  std::vector<std::uint32_t> index;
+  std::vector<float> value;
+};
+
+entries read_all(const std::vector<std::byte>& packet, std::size_t n) {
+  entries e;
+  const std::size_t bytes = hd::for_each_entry({packet.data(), packet.size()}, n, [&](std::uint32_t i, float v) {
+    e.index.push_back(i);
+    e.value.push_back(v);
+  });
+  CHECK(bytes <= packet.size());
+  return e;
+}
+
+// Bytes of the shortest form, from the table of the documentation.
+std::size_t shortest(std::size_t n, const std::vector<std::uint32_t>& index, std::size_t b) {
+  const auto pad = [](std::size_t bytes) { return bytes + (4 - bytes % 4) % 4; };
+  const std::size_t k = index.size();
+  std::size_t words = 0;
+  std::int64_t last = -1;
+  for (const std::uint32_t i : index) {
+    std::int64_t gap = i - last - 1;
+    for (; gap >= 65535; gap -= 65535) ++words;
+    ++words;
+    last = i;
+  }
+  const std::size_t forms[4] = {4 * k + pad(b * k), pad(2 * words) + pad(b * k), pad((n + 7) / 8) + pad(b * k),
+                                k ? pad(b * n) : 4 * n + 8};
+  return 8 + (b == 2 ? 4 : 0) + *std::min_element(forms, forms + 4);
+}
+}  // namespace
+
+TEST_CASE("a sparse packet takes the shortest form and comes back as it was") {
+  std::mt19937 random(9);
+  int forms[4] = {};
+  for (const std::size_t n : {0u, 1u, 2u, 31u, 32u, 33u, 1023u, 1024u, 1025u, 10007u, 400000u}) {
+    for (const double density : {0.0, 1e-5, 0.001, 0.02, 0.07, 0.3, 0.9, 0.99, 1.0}) {
+      entries e;
+      for (std::size_t i = 0; i < n; ++i) {
+        if (std::uniform_real_distribution<>()(random) >= density) continue;
+        e.index.push_back(static_cast<std::uint32_t>(i));
+        e.value.push_back(std::normal_distribution<float>()(random) * 1e-7f + 1e-9f);
+      }
+      for (const auto kind : {hd::sparse_values::f32, hd::sparse_values::f16}) {
+        std::vector<std::byte> packet(5, std::byte{77});  // what is there stays
+        hd::append_sparse(n, e.index.data(), e.value.data(), e.index.size(), kind, packet);
+        CHECK(packet[4] == std::byte{77});
+        packet.erase(packet.begin(), packet.begin() + 5);
+        CHECK(packet.size() == shortest(n, e.index, kind == hd::sparse_values::f32 ? 4 : 2));
+        const hd::sparse_packet head({packet.data(), packet.size()});
+        CHECK(head.bytes() == packet.size());
+        CHECK_FALSE(head.flagged());
+        ++forms[static_cast<int>(head.indices())];
+        packet.resize(packet.size() + 3, std::byte{255});  // what follows doesn't matter
+        entries back = read_all(packet, n);
+        if (head.indices() == hd::sparse_indices::everything) {  // zeros are there too
+          CHECK(back.index.size() == n);
+          entries some;
+          for (std::size_t j = 0; j < e.index.size(); ++j) {
+            some.index.push_back(back.index[e.index[j]]);
+            some.value.push_back(back.value[e.index[j]]);
+            back.value[e.index[j]] = 0.0f;
+          }
+          CHECK(std::all_of(back.value.begin(), back.value.end(), [](float v) { return v == 0.0f; }));
+          back = some;
+        }
+        CHECK(back.index == e.index);
+        double worst = 0.0;
+        for (std::size_t j = 0; j < back.value.size(); ++j) {
+          worst = std::max<double>(worst, std::fabs(back.value[j] - e.value[j]) / (std::fabs(e.value[j]) + 1e-12));
+        }
+        CHECK(worst <= (kind == hd::sparse_values::f32 ? 0.0 : 0x1p-11));
+      }
+    }
+  }
+  for (const int used : forms) CHECK(used > 0);
+}
+
+TEST_CASE("16-bit values have a scale of their own: huge and tiny ones arrive") {
+  for (const float size : {3e38f, 1.0f, 1e-20f, 1e-38f, 1e-42f}) {
+    const std::uint32_t index[2] = {3, 70000};
+    const float value[2] = {size, -0.37f * size};
+    std::vector<std::byte> packet;
+    hd::append_sparse(100000, index, value, 2, hd::sparse_values::f16, packet);
+    const entries back = read_all(packet, 100000);
+    for (int j = 0; j < 2; ++j) CHECK(std::fabs(back.value[j] - value[j]) <= std::fabs(value[j]) * 0x1p-11 + 1e-45);
+  }
+}
+
+TEST_CASE("damaged sparse packets are refused or read as something, never read past") {
+  std::mt19937 random(4);
+  for (const std::size_t n : {100u, 1025u}) {
+    for (const std::size_t step : {1u, 2u, 9u, 90u}) {
+      entries e;
+      for (std::size_t i = 3; i < n; i += step) {
+        e.index.push_back(static_cast<std::uint32_t>(i));
+        e.value.push_back(1.0f);
+      }
+      std::vector<std::byte> packet;
+      hd::append_sparse(n, e.index.data(), e.value.data(), e.index.size(), hd::sparse_values::f32, packet);
+      std::vector<float> sum(n, 0.0f);
+      for (std::size_t cut = 0; cut < packet.size(); ++cut) {
+        const std::vector<std::byte> part(packet.begin(), packet.begin() + static_cast<std::ptrdiff_t>(cut));
+        CHECK_THROWS_AS(hd::add_sparse({part.data(), cut}, {sum.data(), n}), hd::argument_error);
+      }
+      CHECK_THROWS_AS(hd::add_sparse({packet.data(), packet.size()}, {sum.data(), n - step}), hd::argument_error);
+      int refused = 0;
+      for (int trial = 0; trial < 300; ++trial) {
+        std::vector<std::byte> bad = packet;
+        bad[random() % std::min<std::size_t>(bad.size(), 40)] ^= static_cast<std::byte>(1u << random() % 8);
+        try {
+          hd::add_sparse({bad.data(), bad.size()}, {sum.data(), n});
+        } catch (const hd::argument_error&) {
+          ++refused;
+        }
+      }
+      CHECK(refused > 0);
+    }
+  }
+  std::vector<std::byte> flag;
+  hd::append_flagged(flag);
+  CHECK(hd::sparse_packet({flag.data(), flag.size()}).flagged());
 }
