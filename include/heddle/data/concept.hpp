@@ -119,25 +119,41 @@ concept record_format = has_parse<Format> && (has_delimiter<Format> != has_width
 /// read the same records, in whatever order. Not for keys of tables, nor against an adversary.
 inline std::uint64_t record_hash(std::string_view bytes) noexcept {
   constexpr std::uint64_t odd = 0x9E3779B97F4A7C15u;
-  const auto load = [](const char* p, std::size_t n) {
-    std::uint64_t word = 0;
-    __builtin_memcpy(&word, p, n);
-    return word;
+  const auto load = [](const char* p, auto word) {
+    __builtin_memcpy(&word, p, sizeof word);
+    return std::uint64_t{word};
   };
   const auto mix = [](std::uint64_t h) { return (h ^ (h >> 29)) * odd; };
-  std::uint64_t a = bytes.size() * odd, b = ~a;  // two chains, so that one multiplication needn't wait for the other
   const char* p = bytes.data();
   std::size_t n = bytes.size();
-  for (; n >= 16; n -= 16, p += 16) {
-    a = mix(a ^ load(p, 8));
-    b = mix(b ^ load(p + 8, 8));
+  std::uint64_t a = n * odd, b = ~a;  // chains, so that one multiplication needn't wait for the other
+  if (n > 32) {
+    std::uint64_t c = odd, d = ~odd;
+    for (; n > 32; n -= 32, p += 32) {
+      a = mix(a ^ load(p, std::uint64_t{}));
+      b = mix(b ^ load(p + 8, std::uint64_t{}));
+      c = mix(c ^ load(p + 16, std::uint64_t{}));
+      d = mix(d ^ load(p + 24, std::uint64_t{}));
+    }
+    a = mix(a + mix(c));  // one mixed once more, so that equal changes in both differ
+    b = mix(b + mix(d));
   }
-  if (n >= 8) {
-    a = mix(a ^ load(p, 8));
-    n -= 8, p += 8;
+  // What is left may overlap: its length is in the chains' beginning.
+  if (n > 16) {
+    a = mix(a ^ load(p, std::uint64_t{}));
+    b = mix(b ^ load(p + 8, std::uint64_t{}));
+    n -= 16, p += 16;
+    a ^= n < 8 ? load(p + n - 8, std::uint64_t{}) : load(p, std::uint64_t{});
+    b ^= load(p + n - 8, std::uint64_t{});
+  } else if (n >= 8) {
+    a ^= load(p, std::uint64_t{});
+    b ^= load(p + n - 8, std::uint64_t{});
+  } else if (n >= 4) {
+    a ^= load(p, std::uint32_t{}) << 32 | load(p + n - 4, std::uint32_t{});
+  } else if (n > 0) {
+    a ^= load(p, std::uint8_t{}) << 16 | load(p + n / 2, std::uint8_t{}) << 8 | load(p + n - 1, std::uint8_t{});
   }
-  if (n) b = mix(b ^ load(p, n));
-  const std::uint64_t h = mix(mix(a) + b);
+  const std::uint64_t h = mix(a + mix(mix(b)));
   return h ^ (h >> 32);
 }
 

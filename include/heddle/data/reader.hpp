@@ -3,7 +3,7 @@
 #pragma once
 
 #include <heddle/core/philox.hpp>
-#include <heddle/data/detail/files.hpp>
+#include <heddle/data/detail/cutter.hpp>
 #include <heddle/data/reader_options.hpp>
 
 #include <condition_variable>
@@ -143,20 +143,18 @@ template <class Format> class multi_queue_reader {
 
   // What one reader holds.
   struct worker {
-    std::size_t number = 0;
+    worker(const multi_queue_reader& r, std::size_t n)
+        : number(n), text(r.format_, r.options_.block, r.options_.longest) {}
+    std::size_t number;
     std::uint64_t epoch = 0;
     std::uint64_t turn = 0, piece = 0;  // the piece among those of this rank, and among all
-    detail::input_file file;
-    std::size_t file_number = 0;
-    std::vector<char> text;  // what was read and not yet parsed
+    detail::cutter<Format> text;
     batch open, window;
     std::vector<std::uint32_t> order;
     std::uint64_t windows = 0;
     std::vector<batch> waiting;  // deterministic: for this piece's turn
     epoch_report counted;        // not yet in the report
   };
-
-  static constexpr bool delimited = has_delimiter<Format>;
 
   static Format checked(Format format) {
     if constexpr (requires { format.check(); }) format.check();
@@ -211,11 +209,16 @@ template <class Format> class multi_queue_reader {
 
   void work(std::size_t number) noexcept {
     try {
-      worker w;
-      w.number = number;
+      worker w(*this, number);
       for (; w.epoch < options_.epochs; ++w.epoch) {
         while (take_piece(w)) {
-          read_piece(w);
+          w.text.read(
+              pieces_, w.piece, [&](std::string_view record, std::uint64_t offset) { take(w, record, offset); },
+              [&](std::uint64_t offset) {
+                skip(w, {}, parsed::malformed(0, "expected a multiple of the records' width to the file's end"),
+                     offset);
+              });
+          w.counted.bytes += pieces_.length(w.piece);
           if (options_.deterministic) flush(w);
           finish_piece(w);
         }
@@ -342,9 +345,8 @@ template <class Format> class multi_queue_reader {
     w.window.clear();
   }
 
-  void take(worker& w, const char* bytes, std::size_t n, std::uint64_t offset) {
+  void take(worker& w, std::string_view record, std::uint64_t offset) {
     batch& to = options_.shuffle ? w.window : w.open;
-    const std::string_view record(bytes, n);
     const parsed p = format_.parse(record, to);
     if (p.what == parsed::kind::record) {
       ++w.counted.records;
@@ -368,84 +370,13 @@ template <class Format> class multi_queue_reader {
       std::uint64_t& count = report_.epochs[w.epoch].malformed;
       if (count < options_.skip) {
         if (report_.first_malformed.empty())
-          report_.first_malformed = record_error(w.file.path(), offset + p.column, 0, detail).what();
+          report_.first_malformed = record_error(w.text.path(), offset + p.column, 0, detail).what();
         ++count;
         return;
       }
     }
     if (options_.skip) detail += "; " + std::to_string(options_.skip) + " were left out before, the option `skip`";
-    throw record_error(w.file.path(), offset + p.column, line(w, offset), detail);
-  }
-
-  static std::uint64_t line(const worker& w, std::uint64_t offset) { return delimited ? w.file.line(offset) : 0; }
-
-  // Reads the records that begin in a piece.
-  void read_piece(worker& w) {
-    constexpr std::size_t gap = delimited ? 1 : 0;  // bytes between records
-    const detail::file_range range = pieces_[w.piece];
-    if (!w.file.is_open() || w.file_number != range.file) {
-      w.file = detail::input_file(pieces_.path(range.file));
-      w.file_number = range.file;
-    }
-    const std::uint64_t size = pieces_.size(range.file);
-    std::uint64_t base = range.begin;  // the file's byte at text[0]
-    bool skipping = false;             // within a record that began before, or a title
-    if constexpr (delimited) {
-      if (base > 0)
-        skipping = true, --base;  // a delimiter just before the piece ends nothing that is in it
-      else if constexpr (has_header<Format>)
-        skipping = format_.header;
-    } else {
-      base += (format_.width() - base % format_.width()) % format_.width();
-    }
-    // A record begins at text[at]; no record ends in text[at, searched).
-    std::size_t at = 0, searched = 0, filled = 0;
-    while (base + (skipping ? searched : at) < range.end) {
-      const std::size_t end = next_end(w.text.data(), at, searched, filled);
-      if (end <= filled && end + gap <= filled) {
-        if (!skipping) take(w, w.text.data() + at, end - at, base + at);
-        skipping = false;
-        at = searched = end + gap;
-        continue;
-      }
-      searched = filled;
-      if (base + filled >= size) {  // the file's last record has no delimiter
-        if (!skipping && at < filled) take_last(w, at, filled, base);
-        break;
-      }
-      if (skipping) at = filled;
-      std::copy(w.text.data() + at, w.text.data() + filled, w.text.data());
-      base += at, filled -= at, searched -= at, at = 0;
-      if (filled >= options_.longest) {
-        throw record_error(
-            w.file.path(), base, line(w, base),
-            "a record of more than " + std::to_string(options_.longest) + " bytes, the option `longest`");
-      }
-      // Beyond the piece only what its last record needs: little at first.
-      const std::uint64_t position = base + filled;
-      std::uint64_t n = position < range.end ? range.end - position : (std::max)(filled, std::size_t{512});
-      n = (std::min)({n, size - position, std::uint64_t{options_.block}});
-      if (w.text.size() < filled + n) w.text.resize((std::max)(filled + n, 2 * filled));
-      w.file.read(position, w.text.data() + filled, static_cast<std::size_t>(n));
-      filled += static_cast<std::size_t>(n);
-    }
-    w.counted.bytes += range.end - range.begin;
-  }
-
-  // Where the record that begins at text[at] ends, more than `filled` - 1 if that isn't in the text yet.
-  std::size_t next_end(const char* text, std::size_t at, std::size_t searched, std::size_t filled) const {
-    if constexpr (delimited)
-      return searched + (searched < filled ? format_.delimiter(text + searched, filled - searched) : 0);
-    else
-      return (void)text, (void)searched, filled - at >= format_.width() ? at + format_.width() : filled + 1;
-  }
-
-  void take_last(worker& w, std::size_t at, std::size_t filled, std::uint64_t base) {
-    if constexpr (delimited) {
-      take(w, w.text.data() + at, filled - at, base + at);
-    } else {
-      skip(w, {}, parsed::malformed(0, "the file ends within a record; expected a multiple of its width"), base + at);
-    }
+    w.text.fail(offset, p.column, detail);
   }
 
   Format format_;

@@ -115,6 +115,7 @@ class file_pieces {
   const std::string& path(std::size_t file) const noexcept { return paths_[file]; }
   std::uint64_t size(std::size_t file) const noexcept { return sizes_[file]; }
   std::uint64_t count() const noexcept { return count_; }
+  std::uint64_t length(std::uint64_t i) const noexcept { return (*this)[i].end - (*this)[i].begin; }
   /// Piece i of all.
   file_range operator[](std::uint64_t i) const noexcept {
     const auto after = std::upper_bound(first_.begin(), first_.end(), i);
