@@ -179,8 +179,9 @@ class transport {
 /// use of MPI meanwhile; without it, a wait polls. MPI can't start a process again, so another life is one of the same
 /// process, by `renew()`. What Open MPI 4.1 allows: by default a dead process ends the job; under
 /// `mpirun --enable-recovery` survivors go on with each other, and end by `_exit`, since MPI_Finalize would wait for
-/// the dead. Wire:   the packet, in one MPI message. Longest: 2^31 - 65 bytes. State:  the MPI communicator, and what
-/// was under way to peers that died, stay until the process ends.
+/// the dead.
+/// Wire:    the packet, in one MPI message. Longest: 2^31 - 65 bytes.
+/// State:   the MPI communicator, and what was under way to peers that died, stay until the process ends.
 class messenger : public basic_messenger<transport> {
  public:
   /// @param o Settings. @param user An intra-communicator. @param p How to wait.

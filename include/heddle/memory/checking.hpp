@@ -130,9 +130,10 @@ class checking_policy {
 /// memory.check();   // throws argument_error for the first fault
 /// @endcode
 ///
-/// State:   about 80 bytes for each block ever handed out, shared by all copies; 128 bytes or more around each live
-/// one. Order:   any upstream on the host; outermost, since the call sites are those that call this adaptor. Sync:    a
-/// mutex; thread-safe if the upstream is. Throws:  what the upstream throws; `argument_error` on a bad alignment.
+/// State:   about 80 bytes for each block ever handed out, shared by all copies; 128 or more around each live one.
+/// Order:   any upstream on the host; outermost, since the call sites are those that call this adaptor.
+/// Sync:    a mutex; thread-safe if the upstream is.
+/// Throws:  what the upstream throws; `argument_error` on a bad alignment.
 template <class Upstream = host_resource> class checking {
   static_assert(has_allocate_sync<Upstream> && has_deallocate_sync<Upstream>,
                 "heddle::checking: the upstream must provide allocate_sync and a noexcept deallocate_sync");

@@ -34,10 +34,11 @@ struct loss_scale_state {
 /// scales that differ between ranks are a comm_error.
 /// Wire:    2 bytes per element where float has 4; under zero1 parameters too.
 /// State:   4 bytes per element, under zero1 divided by the ranks; 4 more where floats are needed in between.
-/// Traffic: the rule's, with 2 bytes less for the gradient and 2 more for the parameter: sgd with momentum 20,
-/// adamw 28. Order:   any topology, compressor and mode. float16 needs the scale, bfloat16 has float's range. Sync:
-/// never by itself. Paper:   Micikevicius et al. 2018. Throws:  argument_error from check() unless scale is a power of
-/// two from 2^-24 to 2^24, and patience is above 0.
+/// Traffic: the rule's, with 2 bytes less for the gradient and 2 more for the parameter: sgd with momentum 20, adamw 28.
+/// Order:   any topology, compressor and mode. float16 needs the scale, bfloat16 has float's range.
+/// Sync:    never by itself.
+/// Paper:   Micikevicius et al. 2018.
+/// Throws:  argument_error from check() unless scale is a power of two from 2^-24 to 2^24, and patience is above 0.
 /// @tparam Element float16 or bfloat16.
 template <class Element> struct mixed {
   static_assert(std::is_same_v<Element, float16> || std::is_same_v<Element, bfloat16>,

@@ -47,8 +47,8 @@ std::vector<lifetime> lifetimes(const Schedule& what, std::span<const layer_cost
 /// memory.expect(blocks, placed);                                     // the chain's heddle::planned
 /// @endcode
 ///
-/// @param what A schedule. @param costs Of the layers. @param limits How long to search; by default only the greedy
-/// plans. Throws:  as `simulate` and `search_plan`.
+/// @param what A schedule. @param costs Of the layers. @param limits How long to search; by default only greedy plans.
+/// Throws: as `simulate` and `search_plan`.
 template <class Schedule = schedule>
 memory_plan promise(const Schedule& what, std::span<const layer_cost> costs,
                     const search_limits& limits = {.seconds = 0}) {

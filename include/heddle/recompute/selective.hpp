@@ -40,9 +40,10 @@ struct named {
 /// heddle::recompute::selective by_name{heddle::recompute::named{{"attention", "gelu"}}};
 /// @endcode
 ///
-/// State:   outputs and saved blocks of the layers that are kept, inputs of the runs of others, one run at a time
-/// whole. Traffic: one extra forward of each chosen layer; n backwards. Paper:   Korthikanti et al., "Reducing
-/// Activation Recomputation in Large Transformer Models", arXiv 2205.05198. Throws:  what the predicate throws.
+/// State:   outputs and saved blocks of layers that are kept, inputs of the runs of others, one run at a time whole.
+/// Traffic: one extra forward of each chosen layer; n backwards.
+/// Paper:   Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", arXiv 2205.05198.
+/// Throws:  what the predicate throws.
 template <class Predicate> struct selective {
   Predicate again{};  ///< again(index, layer_cost) is true for layers that are recomputed.
 

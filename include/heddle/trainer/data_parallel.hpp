@@ -250,9 +250,10 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   /// @brief Restores what save() wrote. Collective; also on another number of ranks.
   ///
   /// On as many ranks as saved it continues bit for bit. On another number, rank r takes the optimizer state of old
-  /// rank r modulo their number; replicas that had drifted first meet, weighted by their samples; what compressors hold
-  /// is divided evenly, so that its sum is conserved. Throws: file_error on every rank if any file is missing, damaged,
-  /// or of another model or kind of strategy; nothing has changed then.
+  /// rank r modulo their number; replicas that had drifted first meet, weighted as their mode weighs; what compressors
+  /// hold is divided evenly, so that its sum is conserved.
+  /// Throws: file_error on every rank if any file is missing, damaged, or of another model or kind of strategy; nothing
+  /// has changed then.
   void load(const std::string& directory) {
     require_closed("load");
     auto& comm = average_->comm();

@@ -25,8 +25,8 @@ struct tensor {
 
 /// @brief Tensors over flat parameter and gradient buffers, one after the other, named "0", "1", ...
 /// @param parameters Flat buffer. @param gradients Flat buffer of the same layout. @param sizes Elements of each
-/// tensor. @tparam Element float, float16 or bfloat16. Throws: argument_error if a buffer is null while there are
-/// elements.
+/// tensor. @tparam Element float, float16 or bfloat16.
+/// Throws: argument_error if a buffer is null while there are elements.
 template <class Element, class Tensor = tensor>
 std::vector<Tensor> tensors(std::type_identity_t<Element>* parameters, Element* gradients,
                             std::span<const std::size_t> sizes) {
