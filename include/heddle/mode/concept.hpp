@@ -31,9 +31,10 @@ concept has_meets = requires(const Mode& m, std::size_t step) {
 
 /// @brief What replicas average when they meet.
 enum class average {
-  gradients,  ///< Every step, before the update; replicas stay equal.
-  shards,     ///< The same, but each rank updates only what it owns and hands the parameters around.
-  parameters  ///< Now and then, after local updates.
+  gradients,   ///< Every step, before the update; replicas stay equal.
+  shards,      ///< The same, but each rank updates only what it owns and hands the parameters around.
+  parameters,  ///< Now and then, after local updates.
+  shared       ///< Nothing: ranks are threads that change the same parameters.
 };
 
 /// @brief When replicas meet and what they average.
