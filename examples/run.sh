@@ -4,7 +4,7 @@
 #
 # bash examples/run.sh [ARGUMENTS...]: builds examples/gpt in release and runs it with all the arguments.
 # bash examples/run.sh --mpi N [ARGUMENTS...]: the same with N processes for ranks, under mpirun.
-# bash examples/run.sh --example NAME [ARGUMENTS...]: another example: vision, planner or topology.
+# bash examples/run.sh --example NAME [ARGUMENTS...]: another example: vision, word2vec, planner or topology.
 # bash examples/run.sh --help and --list say what it takes; paths in the arguments are relative to the repository.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -18,8 +18,8 @@ if [ "${1-}" = --mpi ]; then
   shift 2
 elif [ "${1-}" = --example ]; then
   case ${2-} in
-    gpt | vision | planner | topology) program=$2 ;;
-    *) echo "examples/run.sh: --example takes gpt, vision, planner or topology, not '${2-}'" >&2; exit 2 ;;
+    gpt | vision | word2vec | planner | topology) program=$2 ;;
+    *) echo "examples/run.sh: --example takes gpt, vision, word2vec, planner or topology, not '${2-}'" >&2; exit 2 ;;
   esac
   shift 2
 fi

@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# SPDX-FileCopyrightText: The Heddle authors
+# SPDX-License-Identifier: Apache-2.0
+#
+# bench/run.sh runs this: bench/word2vec.sh BINARY JSON [REPETITIONS [MEGABYTES]]
+# One epoch over the first 16 MB of the text of examples/word2vec/corpus.sh by two threads, dimension 100, window 5,
+# 5 negatives, sample 1e-4, min-count 5: ours and each peer in turn, the median of the ratios. Counting the words first
+# is left out on all sides. Words are those of the file.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+source "$root/tests/support/install.sh"
+cd "$root"
+program=$1 json=$2 repetitions=${3-3} megabytes=${4-16} threads=2
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+corpus=build/bench/corpus.txt
+[ -e $corpus ] || bash examples/word2vec/corpus.sh $corpus
+head -c "${megabytes}000000" $corpus | sed '$d' >"$folder/text"
+words=$(wc -w <"$folder/text")
+kept=$("$program" "$folder/text" count)
+
+ours() { "$program" "$folder/text" "$1" "$2" $threads; }
+gensim() { /usr/bin/python3 bench/peers/word2vec.py "$folder/text" "$1" $threads; }
+# It prints words per second and thread, of the words that it keeps and the line ends.
+fasttext() {
+  command fasttext "$1" -input "$folder/text" -output "$folder/vectors" -dim 100 -ws 5 -neg 5 -t 1e-4 -minCount 5 -maxn 0 \
+    -epoch 1 -thread $threads -lr 0.025 2>&1 | tr '\r' '\n' | awk -v kept="$kept" -v threads=$threads \
+    '/words\/sec\/thread/ { rate = $4 } END { printf "%.4f\n", kept / (rate * threads) }'
+}
+# compare CASE "OURS..." "OTHER..."
+compare() {
+  local i
+  : >"$folder/pairs"
+  for ((i = 0; i < repetitions; i++)); do
+    echo "$($2) $($3)" >>"$folder/pairs"
+  done
+  awk -v name="$1" -v words="$words" '
+    { a[NR] = $1; b[NR] = $2; r[NR] = $2 / $1 }
+    function median(x, n,   i, j, t) {
+      for (i = 2; i <= n; i++) for (j = i; j > 1 && x[j] < x[j - 1]; j--) { t = x[j]; x[j] = x[j - 1]; x[j - 1] = t }
+      return x[int((n + 1) / 2)]
+    }
+    END { printf "RATIO %s %.0f %.0f words/s %.3f\n", name, words / median(a, NR), words / median(b, NR), median(r, NR) }' \
+    "$folder/pairs" | tee -a "$folder/log"
+}
+
+: >"$folder/log"
+if /usr/bin/python3 -c "import gensim" 2>/dev/null || (install python3-gensim "comparing with gensim"); then
+  compare skipgram.gensim "ours skipgram vector_asm" "gensim skipgram"
+  compare cbow.gensim "ours cbow vector_asm" "gensim cbow"
+else
+  echo "SKIP skipgram.gensim python3-gensim can't be had here"
+  echo "SKIP cbow.gensim python3-gensim can't be had here"
+fi
+if have fasttext || (install fasttext "comparing with fastText"); then
+  compare skipgram.fasttext "ours skipgram vector_asm" "fasttext skipgram"
+else
+  echo "SKIP skipgram.fasttext fasttext can't be had here"
+fi
+compare skipgram.racy "ours skipgram vector_asm" "ours skipgram racy"
+compare skipgram.relaxed "ours skipgram vector_asm" "ours skipgram relaxed"
+awk 'BEGIN { print "{\"ratios\": [" }
+     $1 == "RATIO" { printf "%s{\"case\": \"%s\", \"ours\": %s, \"other\": %s, \"unit\": \"%s\", \"ratio\": %s}", n++ ? ",\n" : "", $2, $3, $4, $5, $6 }
+     END { print "\n]}" }' "$folder/log" >"$json"

@@ -1,0 +1,299 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Skip-gram and CBOW with negative sampling, as word2vec.c defines them, on parameters that threads share (Hogwild).
+
+#pragma once
+
+#include <heddle/core/philox.hpp>
+#include <heddle/data/reader.hpp>
+#include <heddle/data/text.hpp>
+#include <heddle/memory/buffer.hpp>
+#include <heddle/memory/host_resource.hpp>
+#include <heddle/mode/hogwild.hpp>
+
+#include <sys/mman.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <exception>
+#include <span>
+#include <thread>
+#include <type_traits>
+
+#include "options.hpp"
+#include "vocabulary.hpp"
+
+namespace word2vec {
+
+namespace hd = heddle;
+
+/// Word vectors and the vectors that predict words. A row is a multiple of a cache line; what is beyond `size` is zero
+/// and stays so.
+class model {
+ public:
+  model(std::size_t words, std::size_t size, std::uint64_t seed)
+      : size_(size), stride_((size + 15) / 16 * 16), input_({}, words * stride_), output_({}, words * stride_) {
+    for (hd::buffer<float, hd::host_resource>* b : {&input_, &output_}) {
+      // Rows are met at random: fewer, larger pages.
+      const auto begin = (reinterpret_cast<std::uintptr_t>(b->data()) + 4095) / 4096 * 4096;
+      const auto end = reinterpret_cast<std::uintptr_t>(b->data() + b->size()) / 4096 * 4096;
+      if (begin < end) (void)::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+      std::fill(b->begin(), b->end(), 0.0f);
+    }
+    for (std::size_t w = 0; w < words; ++w) {
+      for (std::size_t i = 0; i < size; ++i)
+        input(w)[i] = (hd::random_uniform(seed, w, i) - 0.5f) / static_cast<float>(size);
+    }
+  }
+  float* input(std::size_t word) { return input_.data() + word * stride_; }
+  float* output(std::size_t word) { return output_.data() + word * stride_; }
+  const float* input(std::size_t word) const { return input_.data() + word * stride_; }
+  std::size_t size() const { return size_; }
+  std::size_t stride() const { return stride_; }
+
+ private:
+  std::size_t size_, stride_;
+  hd::buffer<float, hd::host_resource> input_, output_;
+};
+
+/// What training has done.
+struct outcome {
+  std::uint64_t words = 0;  // of the text that are kept, over all epochs
+  double seconds = 0.0;
+  hd::reader_report read;
+};
+
+/// Number of the generator's step to 64 random bits: a function of a counter, so that a run of one thread is always
+/// the same.
+inline std::uint64_t mixed(std::uint64_t x) {
+  x *= 0x9E3779B97F4A7C15u;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
+/// What all threads read.
+struct constants {
+  constants(const options& o, const vocabulary& v) : negatives(weights(v)), keep(v.size()), sigmoid() {
+    const double t = o.sample * static_cast<double>(v.total());
+    for (std::size_t w = 0; w < v.size(); ++w) {
+      const double n = static_cast<double>(v.count(w));
+      const double p = t > 0.0 && n > 0.0 ? (std::sqrt(n / t) + 1.0) * t / n : 1.0;
+      keep[w] = p >= 1.0 ? 1.0f : static_cast<float>(p);
+    }
+    for (std::size_t i = 0; i < sigmoid.size(); ++i) {
+      const double x = (static_cast<double>(i) / static_cast<double>(sigmoid.size()) * 2.0 - 1.0) * limit;
+      sigmoid[i] = static_cast<float>(1.0 / (1.0 + std::exp(-x)));
+    }
+  }
+  static std::vector<double> weights(const vocabulary& v) {
+    std::vector<double> w;
+    for (std::size_t i = 0; i < v.size(); ++i) w.push_back(std::pow(static_cast<double>(v.count(i)), 0.75));
+    return w;
+  }
+  /// The logistic function, 0 or 1 beyond 6, from a table of 1,000.
+  float logistic(float x) const {
+    if (x >= limit) return 1.0f;
+    if (!(x > -limit)) return 0.0f;
+    return sigmoid[static_cast<std::size_t>((x + limit) * (static_cast<float>(sigmoid.size()) / limit / 2.0f))];
+  }
+
+  static constexpr float limit = 6.0f;
+  alias_table negatives;
+  std::vector<float> keep;  // the probability that a word of the text counts
+  std::array<float, 1000> sigmoid;
+};
+
+/// One thread's part of training.
+template <class Race> class worker {
+ public:
+  static constexpr std::size_t longest = 1000;  // words of a sentence
+
+  worker(const options& o, const vocabulary& v, const constants& c, model& m, std::uint64_t stream)
+      : options_(o), words_(v), constants_(c), model_(m), counter_(stream << 40), own_(m.stride()), error_(m.stride()) {
+    for (task* t : {&now_, &next_}) {
+      t->inputs.resize(2 * o.window);
+      t->rows.resize(1 + o.negative);
+    }
+    factors_.resize(1 + o.negative);
+    rows_.resize(1 + o.negative);
+  }
+
+  /// Takes a word of the text. Returns whether it is one of the vocabulary.
+  bool take(std::string_view word, float rate) {
+    const std::uint32_t w = words_.find(word);
+    if (w == vocabulary::none) return false;
+    if (constants_.keep[w] >= 1.0f || uniform() < constants_.keep[w]) sentence_.push_back(w);
+    if (++length_ == longest) end(rate);
+    return true;
+  }
+
+  /// Trains on the sentence that was taken.
+  void end(float rate) {
+    length_ = 0;
+    for (std::size_t at = 0; at < sentence_.size(); ++at) {
+      const std::size_t reach = options_.window - random() % options_.window;
+      const std::size_t first = at > reach ? at - reach : 0, last = std::min(at + reach + 1, sentence_.size());
+      next_.count = 0;
+      for (std::size_t k = first; k < last; ++k) {
+        if (k == at) continue;
+        next_.inputs[next_.count++] = sentence_[k];
+        if (!options_.cbow) submit(sentence_[at], rate);
+      }
+      if (options_.cbow && next_.count > 0) submit(sentence_[at], rate);
+    }
+    if (now_.count > 0) train(now_, rate);
+    now_.count = 0;
+    sentence_.clear();
+  }
+
+ private:
+  // Predict rows[0], and not the others, from the mean of inputs.
+  struct task {
+    std::vector<std::uint32_t> inputs, rows;
+    std::size_t count = 0, targets = 0;
+  };
+
+  std::uint64_t random() { return mixed(options_.seed + ++counter_); }
+  float uniform() { return static_cast<float>(random() >> 40) * 0x1p-24f; }
+
+  // Draws the negatives of the task that was begun, asks for its rows, and trains on the one before.
+  void submit(std::uint32_t target, float rate) {
+    next_.targets = 0;
+    next_.rows[next_.targets++] = target;
+    for (std::size_t k = 0; k < options_.negative; ++k) {
+      const std::uint64_t r = random();
+      std::uint32_t w = constants_.negatives.draw(r);
+      if (w == 0) w = static_cast<std::uint32_t>(r % (words_.size() - 1)) + 1;
+      if (w == target) continue;
+      next_.rows[next_.targets++] = w;
+      prefetch(model_.output(w));
+    }
+    for (std::size_t k = 0; k < next_.count; ++k) prefetch(model_.input(next_.inputs[k]));
+    std::swap(now_, next_);
+    if (next_.count > 0) train(next_, rate);
+    next_.count = 0;
+  }
+
+  void prefetch(const float* row) const {
+    for (std::size_t i = 0; i < model_.stride(); i += 16) __builtin_prefetch(row + i, 1);
+  }
+
+  void train(const task& t, float rate) {
+    const std::size_t n = model_.stride();
+    float *const own = own_.data(), *const error = error_.data();
+    Race::read(model_.input(t.inputs[0]), own, n);
+    if (t.count > 1) {
+      for (std::size_t k = 1; k < t.count; ++k) Race::accumulate(model_.input(t.inputs[k]), own, n);
+      const float scale = 1.0f / static_cast<float>(t.count);
+      for (std::size_t i = 0; i < n; ++i) own[i] *= scale;
+    }
+    for (std::size_t k = 0; k < t.targets; ++k) rows_[k] = model_.output(t.rows[k]);
+    Race::dots(own, rows_.data(), t.targets, n, factors_.data());
+    for (std::size_t k = 0; k < t.targets; ++k)
+      factors_[k] = ((k == 0 ? 1.0f : 0.0f) - constants_.logistic(factors_[k])) * rate;
+    std::fill(error_.begin(), error_.end(), 0.0f);
+    Race::exchange(own, rows_.data(), factors_.data(), t.targets, n, error);
+    for (std::size_t k = 0; k < t.count; ++k) Race::add(model_.input(t.inputs[k]), error, 1.0f, n);
+  }
+
+  const options& options_;
+  const vocabulary& words_;
+  const constants& constants_;
+  model& model_;
+  std::uint64_t counter_;
+  std::vector<std::uint32_t> sentence_;
+  std::size_t length_ = 0;  // words of the text in the sentence, with those that don't count
+  task now_, next_;
+  std::vector<float> own_, error_, factors_;
+  std::vector<float*> rows_;
+};
+
+/// Reads the text once and counts.
+template <class Format> vocabulary count_words(const options& o) {
+  vocabulary v;
+  hd::multi_queue_reader reader(Format{}, {o.train}, {.readers = 1, .hash = false});
+  hd::text_batch batch;
+  while (reader.pop(0, batch)) {
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      for_each_word(batch[i], [&](std::string_view word) { v.count(word); });
+      if constexpr (std::is_same_v<Format, hd::lines>) v.count_line();
+    }
+  }
+  v.finish(o.min_count);
+  return v;
+}
+
+/// Trains by one process's threads. Calls progress(part, words per second, rate) at times.
+template <class Race, class Format, class Progress>
+outcome train_shared(const options& o, const vocabulary& v, model& m, Progress progress) {
+  using clock = std::chrono::steady_clock;
+  constexpr bool by_line = std::is_same_v<Format, hd::lines>;
+  const constants c(o, v);
+  hd::thread_counters done(o.threads);
+  const double all = static_cast<double>(o.epochs) * static_cast<double>(v.total()) + 1.0;
+  hd::multi_queue_reader reader(Format{}, {o.train},
+                                {.readers = 1,
+                                 .queues = o.threads,
+                                 .batch = by_line ? std::size_t{64} : std::size_t{10} * worker<Race>::longest,
+                                 .epochs = o.epochs,
+                                 .seed = o.seed,
+                                 .deterministic = o.threads == 1});
+  const auto start = clock::now();
+  std::vector<std::exception_ptr> failures(o.threads);
+  const auto work = [&](std::size_t thread) {
+    worker<Race> w(o, v, c, m, thread);
+    hd::text_batch batch;
+    float rate = static_cast<float>(o.rate);
+    std::uint64_t words = 0;
+    auto said = start;
+    const auto tell = [&] {
+      done.add(thread, words);
+      words = 0;
+      const double part = static_cast<double>(done.sum()) / all;
+      rate = static_cast<float>(o.rate * std::max(1.0 - part, 1e-4));
+      if (thread != 0 || clock::now() - said < std::chrono::milliseconds(500)) return;
+      said = clock::now();
+      progress(part, static_cast<double>(done.sum()) / std::chrono::duration<double>(said - start).count(), rate);
+    };
+    for (std::size_t epoch = 0; epoch < o.epochs; ++epoch) {
+      while (reader.pop(thread, batch)) {
+        for (std::size_t i = 0; i < batch.size(); ++i) {
+          if constexpr (by_line) {
+            for_each_word(batch[i], [&](std::string_view word) { words += w.take(word, rate); });
+            w.end(rate);
+            ++words;  // the end of the line
+          } else {
+            words += w.take(batch[i], rate);
+          }
+          if (words >= 10000) tell();
+        }
+        w.end(rate);
+      }
+    }
+    tell();
+  };
+  std::vector<std::thread> threads;
+  for (std::size_t t = 0; t < o.threads; ++t) {
+    threads.emplace_back([&, t] {
+      try {
+        work(t);
+      } catch (...) {
+        failures[t] = std::current_exception();
+        reader.stop();
+      }
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  const double seconds = std::chrono::duration<double>(clock::now() - start).count();
+  for (const std::exception_ptr& f : failures) {
+    if (f) std::rethrow_exception(f);
+  }
+  return {done.sum(), seconds, reader.report()};
+}
+
+}  // namespace word2vec

@@ -1,0 +1,216 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Word vectors once they are trained: files in word2vec's formats, neighbours, analogies, similarities.
+
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <map>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "training.hpp"
+
+namespace word2vec {
+
+/// Writes a line "words size", then each word and its vector. Throws heddle::file_error.
+inline void save(const std::string& path, const vocabulary& v, const model& m, bool binary) {
+  std::ofstream file(path, std::ios::binary);
+  std::string line = std::to_string(v.size()) + ' ' + std::to_string(m.size()) + '\n';
+  for (std::size_t w = 0; w < v.size(); ++w) {
+    line += v.word(w);
+    line += ' ';
+    if (binary) {
+      line.append(reinterpret_cast<const char*>(m.input(w)), m.size() * sizeof(float));
+    } else {
+      for (std::size_t i = 0; i < m.size(); ++i) {
+        char text[32];
+        line.append(text, std::to_chars(text, text + sizeof text, m.input(w)[i]).ptr);
+        line += ' ';
+      }
+    }
+    line += '\n';
+    file << line;
+    line.clear();
+  }
+  if (!file.flush()) throw hd::file_error("word2vec: can't write " + path);
+}
+
+/// The vectors of all words, each of length 1.
+class directions {
+ public:
+  directions(const vocabulary& v, const model& m) : words_(v), size_(m.size()) {
+    rows_.resize(v.size() * size_);
+    for (std::size_t w = 0; w < v.size(); ++w) {
+      double squares = 0.0;
+      for (std::size_t i = 0; i < size_; ++i) squares += static_cast<double>(m.input(w)[i]) * m.input(w)[i];
+      const float scale = squares > 0.0 ? static_cast<float>(1.0 / std::sqrt(squares)) : 0.0f;
+      for (std::size_t i = 0; i < size_; ++i) rows_[w * size_ + i] = m.input(w)[i] * scale;
+    }
+  }
+
+  /// The word without regard to case that is commonest, `vocabulary::none` if there is none.
+  std::uint32_t find(std::string word) const {
+    const std::uint32_t exact = words_.find(word);
+    for (char& c : word) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    return std::min(exact, words_.find(word));
+  }
+  const float* operator[](std::size_t w) const { return rows_.data() + w * size_; }
+  std::size_t size() const { return size_; }
+  float cosine(const float* x, std::size_t w) const {
+    float lanes[8] = {};
+    const float* const y = (*this)[w];
+    std::size_t i = 0;
+    for (; i + 8 <= size_; i += 8) {
+      for (std::size_t j = 0; j < 8; ++j) lanes[j] += x[i + j] * y[i + j];
+    }
+    for (; i < size_; ++i) lanes[0] += x[i] * y[i];
+    return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+  }
+
+ private:
+  const vocabulary& words_;
+  std::size_t size_;
+  std::vector<float> rows_;
+};
+
+/// The n words nearest to one, with cosines.
+inline std::vector<std::pair<float, std::uint32_t>> nearest(const directions& d, std::size_t words, std::uint32_t of,
+                                                            std::size_t n) {
+  std::vector<std::pair<float, std::uint32_t>> all;
+  for (std::uint32_t w = 1; w < words; ++w) {
+    if (w != of) all.push_back({d.cosine(d[of], w), w});
+  }
+  n = std::min(n, all.size());
+  std::partial_sort(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(n), all.end(), std::greater<>{});
+  all.resize(n);
+  return all;
+}
+
+/// Answers to questions of one section.
+struct score {
+  std::size_t right = 0, asked = 0, all = 0;  // asked: of all those whose words are known
+};
+
+/// Questions a : b = c : ?, one a line, sections behind a colon; the answer is the word among the commonest `limit`
+/// whose direction is nearest to b - a + c. Throws heddle::file_error.
+inline std::map<std::string, score> analogies(const std::string& path, const directions& d, std::size_t limit,
+                                              std::size_t threads) {
+  struct question {
+    std::uint32_t word[4];
+    score* to;
+  };
+  std::map<std::string, score> scores;
+  std::vector<question> questions;
+  std::ifstream file(path);
+  if (!file) throw hd::file_error("word2vec: can't read " + path);
+  std::string line;
+  score* section = &scores["all"];
+  while (std::getline(file, line)) {
+    std::vector<std::string> words;
+    for_each_word(line, [&](std::string_view w) { words.emplace_back(w); });
+    if (words.size() >= 2 && words[0] == ":") {
+      section = &scores[words[1]];
+      continue;
+    }
+    if (words.size() != 4) continue;
+    ++section->all;
+    question q{{}, section};
+    bool known = true;
+    for (std::size_t i = 0; i < 4; ++i) known &= (q.word[i] = d.find(words[i])) < limit;
+    if (known) questions.push_back(q);
+  }
+  std::vector<char> right(questions.size());
+  std::atomic<std::size_t> next{0};
+  const auto work = [&] {
+    std::vector<float> x(d.size());
+    for (std::size_t k; (k = next++) < questions.size();) {
+      const auto [a, b, c, answer] = questions[k].word;
+      for (std::size_t i = 0; i < x.size(); ++i) x[i] = d[b][i] - d[a][i] + d[c][i];
+      float best = -1e30f;
+      std::uint32_t found = 0;
+      for (std::uint32_t w = 1; w < limit; ++w) {
+        const float near = d.cosine(x.data(), w);
+        if (near > best && w != a && w != b && w != c) best = near, found = w;
+      }
+      right[k] = found == answer;
+    }
+  };
+  std::vector<std::thread> helpers;
+  for (std::size_t t = 0; t < threads; ++t) helpers.emplace_back(work);
+  for (std::thread& t : helpers) t.join();
+  for (std::size_t k = 0; k < questions.size(); ++k) {
+    ++questions[k].to->asked;
+    questions[k].to->right += right[k] != 0;
+  }
+  score& all = scores["all"];
+  for (const auto& [name, s] : scores) {
+    if (&s == &all) continue;
+    all.right += s.right;
+    all.asked += s.asked;
+    all.all += s.all;
+  }
+  return scores;
+}
+
+/// Ranks from 1; equal values share their mean rank.
+inline std::vector<double> ranks(const std::vector<double>& x) {
+  std::vector<std::size_t> order(x.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return x[a] < x[b]; });
+  std::vector<double> r(x.size());
+  for (std::size_t i = 0; i < order.size();) {
+    std::size_t j = i;
+    while (j < order.size() && x[order[j]] == x[order[i]]) ++j;
+    for (std::size_t k = i; k < j; ++k) r[order[k]] = (static_cast<double>(i + j) + 1.0) / 2.0;
+    i = j;
+  }
+  return r;
+}
+
+/// Spearman's rank correlation; 0 for fewer than two pairs, or if one side is constant.
+inline double rank_correlation(const std::vector<double>& x, const std::vector<double>& y) {
+  const std::vector<double> a = ranks(x), b = ranks(y);
+  const double mean = (static_cast<double>(a.size()) + 1.0) / 2.0;
+  double ab = 0.0, aa = 0.0, bb = 0.0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    ab += (a[i] - mean) * (b[i] - mean);
+    aa += (a[i] - mean) * (a[i] - mean);
+    bb += (b[i] - mean) * (b[i] - mean);
+  }
+  return aa > 0.0 && bb > 0.0 ? ab / std::sqrt(aa * bb) : 0.0;
+}
+
+/// Lines `word,word,score` after a title: how the cosines' order agrees with the scores'. Throws heddle::file_error.
+inline std::pair<double, score> similarities(const std::string& path, const directions& d) {
+  std::ifstream file(path);
+  if (!file) throw hd::file_error("word2vec: can't read " + path);
+  std::string line;
+  std::getline(file, line);
+  std::vector<double> people, ours;
+  score s;
+  while (std::getline(file, line)) {
+    const std::size_t first = line.find(','), second = line.find(',', first + 1);
+    if (second == line.npos) continue;
+    ++s.all;
+    const std::uint32_t a = d.find(line.substr(0, first)), b = d.find(line.substr(first + 1, second - first - 1));
+    double value = 0.0;
+    std::from_chars(line.data() + second + 1, line.data() + line.size(), value);
+    if (a == vocabulary::none || b == vocabulary::none) continue;
+    people.push_back(value);
+    ours.push_back(d.cosine(d[a], b));
+  }
+  s.asked = people.size();
+  return {rank_correlation(people, ours), s};
+}
+
+}  // namespace word2vec
