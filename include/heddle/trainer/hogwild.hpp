@@ -13,8 +13,8 @@ inline namespace v0 {
 ///
 /// The copy belongs to all trainers together and begins with rank 0's parameters. Each step updates it with the rank's
 /// own gradient, at once and without waiting; optimizer state stays local. Read parameters through the race policy,
-/// `Race::read`, while others train; or plainly in the one-thread form, a communicator of one rank, which gives the bits
-/// of `every_step` there.
+/// `Race::read`, while others train; or plainly in the one-thread form, a communicator of one rank, which gives the
+/// bits of `every_step` there.
 ///
 ///     using race = hd::vector_asm;
 ///     hd::data_parallel dp{hd::strategy{.mode = hd::hogwild<race>{}}, comm, model.tensors(), hd::sgd{}};
