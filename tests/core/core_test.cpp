@@ -28,7 +28,13 @@ TEST_CASE("core: errors say what happened and keep the figures") {
   CHECK(m.limit() == 64);
   CHECK(m.in_use() == 60);
   CHECK(m.largest_free() == 4);
-  CHECK(std::string(m.what()).find("100") != std::string::npos);
+  CHECK(std::string(m.what()) ==
+        "heddle::limiting: can't allocate 100 bytes (limit 64, in use 60, largest free block 4)");
+  // What isn't known isn't named; nothing is what is known to be so.
+  CHECK(std::string(hd::memory_error("host", 100).what()) == "heddle::host: can't allocate 100 bytes");
+  CHECK(hd::memory_error("host", 100).limit() == hd::memory_error::unknown);
+  CHECK(std::string(hd::memory_error("limiting", 1, 0, 0, 0).what()) ==
+        "heddle::limiting: can't allocate 1 bytes (limit 0, in use 0, largest free block 0)");
 
   CHECK_THROWS_AS([] { throw hd::file_error("a"); }(), hd::error);
   CHECK_THROWS_AS([] { throw hd::argument_error("a"); }(), std::runtime_error);

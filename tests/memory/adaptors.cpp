@@ -274,5 +274,6 @@ TEST_CASE("pmr: standard containers over a resource, and back", "[memory]") {
   CHECK(there == hd::from_pmr{arena});
   CHECK_FALSE(there == hd::from_pmr{*std::pmr::new_delete_resource()});
   hd::from_pmr none{*std::pmr::null_memory_resource()};
-  CHECK(refuses([&] { none.allocate_sync(10, 8); }, 10, 0, 0, 0));
+  constexpr std::size_t unknown = hd::memory_error::unknown;
+  CHECK(refuses([&] { none.allocate_sync(10, 8); }, 10, unknown, unknown, unknown));
 }

@@ -105,7 +105,12 @@ TEST_CASE("memory: what the device can't give is refused with its figures") {
   };
   CHECK(refusal(hd::cuda_device{}).limit() == all);
   CHECK(refusal(hd::cuda_device{}).largest_free() + refusal(hd::cuda_device{}).in_use() == all);
-  CHECK(refusal(hd::cuda_pinned{}).limit() == 0);
+  hd::cuda_pinned pinned;
+  void* const some = pinned.allocate_sync(1000, 4096);
+  CHECK(std::string(refusal(pinned).what()) ==
+        "heddle::cuda_pinned: can't allocate 1125899906842624 bytes (in use 1000)");
+  pinned.deallocate_sync(some, 1000, 4096);
+  CHECK(refusal(pinned).in_use() == 0);
   CHECK(refusal(hd::cuda_async{}).limit() == all);
   CHECK(refusal(limited).limit() == std::size_t{1} << 26);
   CHECK(refusal(hd::queue_pool{hd::cuda_order{}, hd::cuda_device{}}).in_use() == 0);

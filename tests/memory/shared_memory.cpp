@@ -72,5 +72,10 @@ TEST_CASE("shared_memory: names end with their blocks, and errors say why", "[me
     FAIL("an exbibyte was given");
   } catch (const hd::memory_error& e) {
     CHECK(e.requested() == std::size_t{1} << 62);
+    CHECK(e.in_use() == 0);
+    struct statvfs room{};  // of what is mounted there on Linux; others may change what is left of it
+    REQUIRE(statvfs("/dev/shm", &room) == 0);
+    CHECK(e.limit() == room.f_blocks * room.f_frsize);
+    CHECK(e.largest_free() <= e.limit());
   }
 }

@@ -22,7 +22,7 @@ namespace rc = heddle::recompute;
 struct pinned {
   void* allocate_sync(std::size_t bytes, std::size_t) {
     void* p = nullptr;
-    if (cudaMallocHost(&p, bytes) != cudaSuccess) throw hd::memory_error("pinned", bytes, 0, 0, 0);
+    if (cudaMallocHost(&p, bytes) != cudaSuccess) throw hd::memory_error("pinned", bytes);
     return p;
   }
   void deallocate_sync(void* p, std::size_t, std::size_t) noexcept {

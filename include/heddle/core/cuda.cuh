@@ -71,7 +71,7 @@ struct cuda {
       const cudaError_t code = cudaMallocAsync(&p, bytes, q.stream);
       if (code == cudaErrorMemoryAllocation) {
         static_cast<void>(cudaGetLastError());
-        throw memory_error("cuda::memory", bytes, 0, 0, 0);
+        throw memory_error("cuda::memory", bytes);
       }
       detail::check_cuda("cuda::memory::allocate", code);
       return p;

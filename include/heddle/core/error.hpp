@@ -52,19 +52,22 @@ class comm_error : public error {
   int peer_;
 };
 
-/// @brief Memory that can't be had. All figures are bytes; 0 where a resource doesn't know one.
+/// @brief Memory that can't be had. All figures are bytes, `unknown` where a resource has or knows none; the text names
+/// those that are known.
 class memory_error : public error {
  public:
+  /// A figure that there isn't.
+  static constexpr std::size_t unknown = static_cast<std::size_t>(-1);
+
   /// @param where The resource that refuses.
   /// @param requested Bytes asked for.
-  /// @param limit The most it may hold, 0 if it has no limit.
+  /// @param limit The most it may hold.
   /// @param in_use Bytes handed out now.
-  /// @param largest_free Largest block it could hand out now, 0 if unknown.
-  memory_error(const std::string& where, std::size_t requested, std::size_t limit, std::size_t in_use,
-               std::size_t largest_free)
-      : error("heddle::" + where + ": can't allocate " + std::to_string(requested) + " bytes (limit " +
-              (limit ? std::to_string(limit) : std::string{"none"}) + ", in use " + std::to_string(in_use) +
-              ", largest free block " + std::to_string(largest_free) + ")"),
+  /// @param largest_free Largest block it could hand out now.
+  memory_error(const std::string& where, std::size_t requested, std::size_t limit = unknown,
+               std::size_t in_use = unknown, std::size_t largest_free = unknown)
+      : error("heddle::" + where + ": can't allocate " + std::to_string(requested) + " bytes" +
+              figures(limit, in_use, largest_free)),
         requested_(requested),
         limit_(limit),
         in_use_(in_use),
@@ -72,7 +75,7 @@ class memory_error : public error {
 
   /// Bytes asked for.
   std::size_t requested() const noexcept { return requested_; }
-  /// The limit, 0 if none.
+  /// The limit.
   std::size_t limit() const noexcept { return limit_; }
   /// Bytes handed out when it failed.
   std::size_t in_use() const noexcept { return in_use_; }
@@ -80,6 +83,17 @@ class memory_error : public error {
   std::size_t largest_free() const noexcept { return largest_free_; }
 
  private:
+  static std::string figures(std::size_t limit, std::size_t in_use, std::size_t largest_free) {
+    std::string all;
+    const auto add = [&all](const char* name, std::size_t bytes) {
+      if (bytes != unknown) all += (all.empty() ? " (" : ", ") + std::string(name) + std::to_string(bytes);
+    };
+    add("limit ", limit);
+    add("in use ", in_use);
+    add("largest free block ", largest_free);
+    return all.empty() ? all : all + ")";
+  }
+
   std::size_t requested_, limit_, in_use_, largest_free_;
 };
 

@@ -52,7 +52,7 @@ struct host {
       detail::check_alignment("host::memory", alignment, 4096);
       if (bytes == 0) return nullptr;
       void* p = ::operator new (bytes, std::align_val_t{alignment}, std::nothrow);
-      if (p == nullptr) throw memory_error("host::memory", bytes, 0, 0, 0);
+      if (p == nullptr) throw memory_error("host::memory", bytes);
       return p;
     }
     /// Gives back what `allocate` gave, with the same size and alignment.

@@ -58,7 +58,7 @@ class checking_policy {
   template <class Take> void* allocate(std::size_t bytes, std::size_t alignment, Take&& take, const void* site) {
     check_alignment("checking", alignment);
     const std::size_t before = front(alignment);
-    if (bytes > max_bytes - before - canary_bytes) throw memory_error("checking", bytes, max_bytes, 0, 0);
+    if (bytes > max_bytes - before - canary_bytes) throw memory_error("checking", bytes, max_bytes);
     auto* const p = static_cast<unsigned char*>(take(before + bytes + canary_bytes, alignment));
     std::memset(p, canary, before);
     std::memset(p + before + bytes, canary, canary_bytes);

@@ -8,6 +8,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <cstddef>
 #include <memory>
 
@@ -19,7 +20,7 @@ namespace detail {
 [[noreturn]] inline void refuse_device_memory(const char* where, std::size_t bytes) {
   static_cast<void>(cudaGetLastError());
   std::size_t left = 0, all = 0;
-  if (cudaMemGetInfo(&left, &all) != cudaSuccess) left = all = 0;
+  if (cudaMemGetInfo(&left, &all) != cudaSuccess) throw memory_error(where, bytes);
   throw memory_error(where, bytes, all, all - left, left);
 }
 
@@ -32,21 +33,24 @@ template <class Kind> class cuda_plain {
     check_alignment(Kind::name, alignment);
     if (bytes == 0) return nullptr;
     (void)round_up(Kind::name, bytes, alignment);
-    return moved_->allocate(
+    void* const made = state_->moved.allocate(
         bytes, alignment,
-        [](std::size_t n) {
+        [&](std::size_t n) {
           void* p = nullptr;
           const cudaError_t code = Kind::take(&p, n);
-          if (code == cudaErrorMemoryAllocation) Kind::refuse(n);
+          if (code == cudaErrorMemoryAllocation) Kind::refuse(n, state_->in_use);
           check_cuda(Kind::name, code);
           return p;
         },
         [](void* p, std::size_t) noexcept { Kind::give(p); });
+    state_->in_use += bytes;
+    return made;
   }
   /// Gives memory back; waits for the device.
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (!p) return;
-    moved_->restore(p, bytes, alignment);
+    state_->in_use -= bytes;
+    state_->moved.restore(p, bytes, alignment);
     Kind::give(p);
   }
   /// As `allocate_sync`.
@@ -58,38 +62,42 @@ template <class Kind> class cuda_plain {
     deallocate_sync(p, bytes, alignment);
   }
   /// Whether memory of one may be given back to the other: both are copies of one.
-  friend bool operator==(const cuda_plain& a, const cuda_plain& b) noexcept { return a.moved_ == b.moved_; }
+  friend bool operator==(const cuda_plain& a, const cuda_plain& b) noexcept { return a.state_ == b.state_; }
 
  private:
-  std::shared_ptr<over_aligned> moved_ = std::make_shared<over_aligned>(256);
+  struct state {
+    over_aligned moved{256};
+    std::atomic<std::size_t> in_use{0};
+  };
+  std::shared_ptr<state> state_ = std::make_shared<state>();
 };
 
 struct device_kind {
   static constexpr const char* name = "cuda_device";
   static cudaError_t take(void** p, std::size_t n) { return cudaMalloc(p, n); }
   static void give(void* p) noexcept { static_cast<void>(cudaFree(p)); }
-  [[noreturn]] static void refuse(std::size_t n) { refuse_device_memory(name, n); }
+  [[noreturn]] static void refuse(std::size_t n, std::size_t) { refuse_device_memory(name, n); }
 };
 struct pinned_kind {
   static constexpr const char* name = "cuda_pinned";
   static cudaError_t take(void** p, std::size_t n) { return cudaHostAlloc(p, n, cudaHostAllocPortable); }
   static void give(void* p) noexcept { static_cast<void>(cudaFreeHost(p)); }
-  [[noreturn]] static void refuse(std::size_t n) {
+  [[noreturn]] static void refuse(std::size_t n, std::size_t in_use) {
     static_cast<void>(cudaGetLastError());
-    throw memory_error(name, n, 0, 0, 0);
+    throw memory_error(name, n, memory_error::unknown, in_use);
   }
 };
 struct managed_kind {
   static constexpr const char* name = "cuda_managed";
   static cudaError_t take(void** p, std::size_t n) { return cudaMallocManaged(p, n, cudaMemAttachGlobal); }
   static void give(void* p) noexcept { static_cast<void>(cudaFree(p)); }
-  [[noreturn]] static void refuse(std::size_t n) { refuse_device_memory(name, n); }
+  [[noreturn]] static void refuse(std::size_t n, std::size_t) { refuse_device_memory(name, n); }
 };
 }  // namespace detail
 
 /// @brief Memory of the current device, from `cudaMalloc`: what a `queue_pool` takes its chunks from.
 ///
-/// State:   for blocks aligned to more than 256 bytes, where they really begin, shared by copies.
+/// State:   bytes in use, and for blocks aligned to more than 256 bytes where they begin, shared by copies.
 /// Sync:    a deallocation waits for the device, so it may follow on work of any queue; an allocation may wait too.
 ///          Thread-safe. The device current in a call must be that of the pointer.
 /// Throws:  `argument_error` on an alignment that is not a power of two in 1..4096; `memory_error` with what the device
@@ -102,7 +110,7 @@ using cuda_device = detail::cuda_plain<detail::device_kind>;
 ///
 /// State:   as `cuda_device`.
 /// Sync:    as `cuda_device`.
-/// Throws:  as `cuda_device`; a `memory_error` has no figures but the request.
+/// Throws:  as `cuda_device`; a `memory_error` has the request and the bytes that its copies hold.
 using cuda_pinned = detail::cuda_plain<detail::pinned_kind>;
 
 /// @brief Memory from `cudaMallocManaged`, whose pages move to whoever touches them: host or device.

@@ -174,7 +174,7 @@ template <class Other> class from_cuda_mr {
     try {
       return moved_->allocate(bytes, alignment, from, back);
     } catch (const std::bad_alloc&) {
-      throw memory_error("from_cuda_mr", bytes, 0, 0, 0);
+      throw memory_error("from_cuda_mr", bytes);
     }
   }
   void give(cuda_order::queue q, void* p, std::size_t bytes, std::size_t alignment) noexcept {

@@ -26,7 +26,7 @@ struct host_resource {
     if (bytes == 0) return nullptr;
     (void)detail::round_up("host_resource", bytes, alignment);
     void* p = ::operator new(bytes, std::align_val_t{alignment}, std::nothrow);
-    if (!p) throw memory_error("host_resource", bytes, 0, 0, 0);
+    if (!p) throw memory_error("host_resource", bytes);
     return p;
   }
 

@@ -28,7 +28,7 @@ struct nccl_kind {
     static_cast<void>(cudaDeviceSynchronize());
     static_cast<void>(ncclMemFree(p));
   }
-  [[noreturn]] static void refuse(std::size_t n) { refuse_device_memory(name, n); }
+  [[noreturn]] static void refuse(std::size_t n, std::size_t) { refuse_device_memory(name, n); }
 };
 }  // namespace detail
 

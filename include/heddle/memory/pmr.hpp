@@ -68,7 +68,7 @@ class from_pmr {
     try {
       return upstream_->allocate(bytes, alignment);
     } catch (const std::bad_alloc&) {
-      throw memory_error("from_pmr", bytes, 0, 0, 0);
+      throw memory_error("from_pmr", bytes);
     }
   }
   /// Gives memory of `allocate_sync` or `allocate` back.

@@ -147,13 +147,12 @@ template <class Upstream> class chunked_heap : public block_heap {
   }
 
   [[noreturn]] void fail(std::size_t bytes, bool by_limit) {
-    const bool limited = options.max != static_cast<std::size_t>(-1);
     std::size_t largest = largest_free();
-    if (limited && by_limit) {
+    if (by_limit && options.max != memory_error::unknown) {
       const std::size_t growable = options.max - held + idle_bytes();
       if (growable > largest) largest = growable;
     }
-    throw memory_error(name_, bytes, limited ? options.max : 0, in_use, largest);
+    throw memory_error(name_, bytes, options.max, in_use, largest);
   }
 
   const char* const name_;

@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -50,9 +51,9 @@ struct shared_place {
 /// State:   the names and sizes of live blocks, shared by all copies; they are removed with the last copy.
 /// Order:   below all adaptors.
 /// Sync:    nothing waits. Thread-safe.
-/// Throws:  `argument_error` on a bad prefix or alignment; `memory_error` when the system has no room; `file_error`
-/// when
-///          it refuses for another reason, which is named.
+/// Throws:  `argument_error` on a bad prefix or alignment; `memory_error` when the system has no room, with the size of
+///          its shared memory, bytes in use here and what is left there; `file_error` when it refuses for another
+///          reason, which is named.
 class shared_memory {
  public:
   /// @param prefix Begins the names of its segments: a slash, then at least one character that is none. The process's
@@ -122,18 +123,18 @@ class shared_memory {
         name = prefix + "." + std::to_string(getpid()) + "." + std::to_string(++count);
         file = shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
       } while (file < 0 && errno == EEXIST);
-      if (file < 0) refuse(errno, bytes, name);
+      if (file < 0) refuse(errno, bytes, name, file);
       // Unlike ftruncate alone, this fails here and not with a signal at the first access when there is no room.
       int code;
       do code = posix_fallocate(file, 0, static_cast<off_t>(bytes));
       while (code == EINTR);
       void* const p = code ? MAP_FAILED : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
       if (p == MAP_FAILED && !code) code = errno;
-      close(file);
       if (code) {
         shm_unlink(name.c_str());
-        refuse(code, bytes, name);
+        refuse(code, bytes, name, file);
       }
+      close(file);
       try {
         live.emplace(static_cast<std::byte*>(p), segment{name, bytes});
       } catch (...) {
@@ -153,10 +154,19 @@ class shared_memory {
       live.erase(found);
     }
 
-    [[noreturn]] void refuse(int code, std::size_t bytes, const std::string& name) const {
-      std::size_t used = 0;
-      for (const auto& [begin, s] : live) used += s.bytes;
-      if (code == ENOSPC || code == ENOMEM || code == EFBIG) throw memory_error("shared_memory", bytes, 0, used, 0);
+    // Closes the file. The limit and what is left of it are those of the file system behind all shared memory.
+    [[noreturn]] void refuse(int code, std::size_t bytes, const std::string& name, int file) const {
+      struct statvfs room{};
+      const bool known = file >= 0 && fstatvfs(file, &room) == 0;
+      if (file >= 0) close(file);
+      if (code == ENOSPC || code == ENOMEM || code == EFBIG) {
+        std::size_t used = 0;
+        for (const auto& [begin, s] : live) used += s.bytes;
+        const auto size = [&](auto blocks) {
+          return known ? static_cast<std::size_t>(blocks) * room.f_frsize : memory_error::unknown;
+        };
+        throw memory_error("shared_memory", bytes, size(room.f_blocks), used, size(room.f_bavail));
+      }
       throw file_error("heddle::shared_memory: " + name + ": " + std::generic_category().message(code));
     }
 

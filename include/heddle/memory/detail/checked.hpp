@@ -30,13 +30,13 @@ inline void check_alignment(const char* where, std::size_t alignment) {
 /// The smallest multiple of a power of two that is not below `bytes`; memory_error when there is none.
 inline std::size_t round_up(const char* where, std::size_t bytes, std::size_t alignment) {
   const std::size_t mask = alignment - 1;
-  if (bytes > max_bytes - mask) throw memory_error(where, bytes, max_bytes, 0, 0);
+  if (bytes > max_bytes - mask) throw memory_error(where, bytes, max_bytes);
   return (bytes + mask) & ~mask;
 }
 
 /// count * size; memory_error when that overflows.
 inline std::size_t checked_multiply(const char* where, std::size_t count, std::size_t size) {
-  if (size != 0 && count > max_bytes / size) throw memory_error(where, static_cast<std::size_t>(-1), max_bytes, 0, 0);
+  if (size != 0 && count > max_bytes / size) throw memory_error(where, static_cast<std::size_t>(-1), max_bytes);
   return count * size;
 }
 
