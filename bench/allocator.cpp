@@ -10,6 +10,7 @@
 // Prints its lines itself:
 //   RATIO <resource>.<peer>.<trace> <ours> <peer> ns <peer / ours>   a pair of calls, median of interleaved runs
 //   RATIO planned.<peer>.<trace>.net ...                             less the replay with the addresses at hand
+//   RATIO planned.floor.<trace> ...                                  against the same comparisons written by hand
 //   RATIO <resource>.bound.<trace> <peak> <lower bound> bytes <lower bound / peak>
 #include <heddle/memory/arena.hpp>
 #include <heddle/memory/host_resource.hpp>
@@ -44,7 +45,7 @@ namespace hd = heddle;
 namespace {
 
 struct call {
-  std::size_t block, bytes;  // 0 bytes: give it back
+  std::uint32_t block, bytes : 31, take : 1;  // else it is given back
 };
 
 struct trace {
@@ -57,8 +58,9 @@ trace from_lifetimes(std::string name, const std::vector<hd::lifetime>& all) {
   trace t{std::move(name), {}, all.size(), hd::plan_memory(std::span<const hd::lifetime>(all)).lower_bound};
   std::vector<std::pair<std::size_t, call>> events;
   for (std::size_t i = 0; i < all.size(); ++i) {
-    events.push_back({all[i].first, {i, all[i].bytes}});
-    events.push_back({all[i].last, {i, 0}});
+    const auto block = static_cast<std::uint32_t>(i), bytes = static_cast<std::uint32_t>(all[i].bytes);
+    events.push_back({all[i].first, {block, bytes, 1}});
+    events.push_back({all[i].last, {block, bytes, 0}});
   }
   std::stable_sort(events.begin(), events.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   for (const auto& e : events) t.calls.push_back(e.second);
@@ -102,14 +104,15 @@ template <class Size> trace random_trace(std::string name, std::size_t blocks, s
   return from_lifetimes(std::move(name), all);
 }
 
-// One replay after the other; touches the first byte of each block, as any use would.
-template <class Take, class Give> void replay(const trace& t, std::vector<void*>& blocks, Take&& take, Give&& give) {
-  for (const call& c : t.calls) {
-    if (c.bytes) {
-      blocks[c.block] = take(c.bytes);
-      *static_cast<volatile char*>(blocks[c.block]) = 1;
+// One replay; touches the first byte of each block, as any use would. A block is given back as give(pointer, bytes).
+template <class Take, class Give> void replay(const trace& t, void** blocks, Take&& take, Give&& give) {
+  for (const call *c = t.calls.data(), *end = c + t.calls.size(); c != end; ++c) {
+    if (c->take) {
+      void* const p = take(c->block, c->bytes);
+      blocks[c->block] = p;
+      *static_cast<volatile char*>(p) = 1;
     } else {
-      give(blocks[c.block]);
+      give(blocks[c->block], c->bytes);
     }
   }
 }
@@ -148,26 +151,16 @@ double median(std::vector<double> v) {
 
 void measure(const trace& t) {
   std::vector<void*> blocks(t.blocks);
-  std::vector<std::size_t> bytes(t.blocks);
-  for (const call& c : t.calls) {
-    if (c.bytes) bytes[c.block] = c.bytes;
-  }
   std::vector<contender> all;
   const auto add = [&](const char* name, bool ours, auto take, auto give) {
-    all.push_back({name, ours, [&t, &blocks, take, give]() mutable { replay(t, blocks, take, give); }});
+    all.push_back({name, ours, [&t, at = blocks.data(), take, give] { replay(t, at, take, give); }});
   };
-  // A resource of ours must be told the size when a block goes back, as std::pmr is.
   const auto add_resource = [&](const char* name, auto memory, auto before) {
-    all.push_back({name, true, [&t, &blocks, &bytes, memory, before]() mutable {
+    all.push_back({name, true, [&t, at = blocks.data(), memory, before]() mutable {
                      before(memory);
-                     for (const call& c : t.calls) {
-                       if (c.bytes) {
-                         blocks[c.block] = memory.allocate_sync(c.bytes, 64);
-                         *static_cast<volatile char*>(blocks[c.block]) = 1;
-                       } else {
-                         memory.deallocate_sync(blocks[c.block], bytes[c.block], 64);
-                       }
-                     }
+                     replay(
+                         t, at, [&](std::size_t, std::size_t bytes) { return memory.allocate_sync(bytes, 64); },
+                         [&](void* p, std::size_t bytes) { memory.deallocate_sync(p, bytes, 64); });
                    }});
   };
   const auto nothing = [](auto&) {};
@@ -177,36 +170,65 @@ void measure(const trace& t) {
   add_resource("pool", hd::pool{under_pool}, nothing);
   add_resource("queue_pool", by_queue{hd::queue_pool{hd::host{}, hd::host_resource{}}}, nothing);
   add_resource("arena", hd::arena{under_arena}, nothing);
-  add("malloc", false, [](std::size_t n) { return std::malloc(n); }, [](void* p) { std::free(p); });
+  add(
+      "malloc", false, [](std::size_t, std::size_t n) { return std::malloc(n); },
+      [](void* p, std::size_t) { std::free(p); });
   void* const library = dlopen("libjemalloc.so.2", RTLD_NOW | RTLD_LOCAL);
   if (library) {
     const auto take = reinterpret_cast<void* (*)(std::size_t)>(dlsym(library, "malloc"));
     const auto give = reinterpret_cast<void (*)(void*)>(dlsym(library, "free"));
-    if (take && give) add("jemalloc", false, take, give);
+    if (take && give) {
+      add(
+          "jemalloc", false, [take](std::size_t, std::size_t n) { return take(n); },
+          [give](void* p, std::size_t) { give(p); });
+    }
   } else {
     std::printf("SKIP planned.jemalloc.%s libjemalloc.so.2 can't be loaded\n", t.name.c_str());
   }
   std::pmr::unsynchronized_pool_resource standard({.max_blocks_per_chunk = 0, .largest_required_pool_block = 1 << 22});
-  all.push_back({"pmr_pool", false, [&]() {
-                   for (const call& c : t.calls) {
-                     if (c.bytes) {
-                       blocks[c.block] = standard.allocate(c.bytes, 64);
-                       *static_cast<volatile char*>(blocks[c.block]) = 1;
-                     } else {
-                       standard.deallocate(blocks[c.block], bytes[c.block], 64);
-                     }
-                   }
-                 }});
+  add(
+      "pmr_pool", false, [&standard](std::size_t, std::size_t n) { return standard.allocate(n, 64); },
+      [&standard](void* p, std::size_t n) { standard.deallocate(p, n, 64); });
 
-  // What the replay itself costs, with the addresses that `planned` gives.
+  // What the replay itself costs, with the addresses that `planned` gives; then with the least that compares each call
+  // with a recorded one: two positions in memory and four numbers.
   for (int warm = 0; warm < 3; ++warm) all.front().step();
   const std::vector<void*> addresses = blocks;
-  all.push_back({"replay", false, [&]() {
-                   for (const call& c : t.calls) {
-                     if (!c.bytes) continue;
-                     blocks[c.block] = addresses[c.block];
-                     *static_cast<volatile char*>(blocks[c.block]) = 1;
-                   }
+  add(
+      "replay", false, [&addresses](std::size_t block, std::size_t) { return addresses[block]; },
+      [](void*, std::size_t) {});
+  struct recorded {
+    std::size_t bytes, alignment, given;
+    void* at;
+  };
+  std::vector<recorded> taken;
+  std::vector<void*> given;
+  for (const call& c : t.calls) {
+    if (c.take)
+      taken.push_back({c.bytes, 64, given.size(), addresses[c.block]});
+    else
+      given.push_back(addresses[c.block]);
+  }
+  struct positions {
+    std::size_t taken, given;
+  } now{};
+  positions* volatile const position = &now;
+  all.push_back({"floor", false, [&, at = blocks.data(), taken = taken.data(), given = given.data()] {
+                   now = {};
+                   replay(
+                       t, at,
+                       [&, taken](std::size_t, std::size_t bytes) {
+                         positions& p = *position;
+                         const recorded& r = taken[p.taken];
+                         if (r.bytes != bytes || r.alignment != 64 || r.given != p.given) std::abort();
+                         ++p.taken;
+                         return r.at;
+                       },
+                       [&, given](void* block, std::size_t) {
+                         positions& p = *position;
+                         if (given[p.given] != block) std::abort();
+                         ++p.given;
+                       });
                  }});
 
   const auto pairs = static_cast<double>(t.blocks);
@@ -215,7 +237,7 @@ void measure(const trace& t) {
   }
   for (int repeat = 0; repeat < 41; ++repeat) {
     for (contender& c : all) {
-      const int times = std::max(1, static_cast<int>(200000 / pairs) / 10);
+      const int times = std::max(1, static_cast<int>(100000 / pairs));
       const auto start = std::chrono::steady_clock::now();
       for (int k = 0; k < times; ++k) c.step();
       const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - start;
@@ -223,15 +245,16 @@ void measure(const trace& t) {
     }
   }
   std::printf("trace %s: %zu blocks, %zu bytes live at most\n", t.name.c_str(), t.blocks, t.lower_bound);
+  const double replayed =
+      median(std::find_if(all.begin(), all.end(), [](auto& c) { return c.name == "replay"; })->nanoseconds);
   for (const contender& ours : all) {
     if (!ours.ours) continue;
     for (const contender& peer : all) {
-      if (peer.name == "replay" || peer.ours) continue;
+      if (peer.name == "replay" || peer.ours || (peer.name == "floor" && ours.name != "planned")) continue;
       const std::string name = ours.name + "." + peer.name + "." + t.name;
       const double mine = median(ours.nanoseconds), theirs = median(peer.nanoseconds);
       ratio(name, mine, theirs, "ns");
-      if (ours.name != "planned") continue;
-      const double replayed = median(all.back().nanoseconds);
+      if (ours.name != "planned" || peer.name == "floor") continue;
       ratio(name + ".net", std::max(0.1, mine - replayed), theirs - replayed, "ns");
     }
   }

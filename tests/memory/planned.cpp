@@ -172,6 +172,72 @@ TEST_CASE("planned: without room for the plan the step is served and recorded ag
   CHECK(memory.deviations() == 0);
 }
 
+TEST_CASE("planned: a plan that grows needs no room beside the old one", "[memory][planned]") {
+  hd::limiting upstream{hd::host_resource{}, 10000};
+  hd::planned memory{upstream};
+  const auto one_block = [&](std::size_t bytes) {
+    void* const p = memory.allocate_sync(bytes, 8);
+    memory.deallocate_sync(p, bytes, 8);
+  };
+  for (const std::size_t bytes : {6000, 6000, 9000, 9000, 9000}) {
+    one_block(bytes);
+    memory.begin_step();
+  }
+  CHECK(memory.deviations() == 1);
+  CHECK(memory.replaying());
+  CHECK(upstream.in_use() == 9000);
+  // Where there is no room for the new one, the old one stays, wherever it lies now, and is replayed.
+  std::vector<hd::lifetime> larger{{0, 3, 6000}, {1, 2, 6000}};
+  CHECK_THROWS_AS(memory.expect(larger, hd::plan_memory(std::span<const hd::lifetime>(larger))), hd::memory_error);
+  CHECK(upstream.in_use() == 9000);
+  CHECK(memory.plan().peak == 9000);
+  memory.begin_step();
+  void* const p = memory.allocate_sync(9000, 8);
+  std::memset(p, 1, 9000);
+  CHECK(upstream.in_use() == 9000);
+  memory.deallocate_sync(p, 9000, 8);
+  CHECK(memory.deviations() == 1);
+}
+
+TEST_CASE("planned: what comes early or late is noticed before a place is used twice", "[memory][planned]") {
+  hd::planned memory{hd::host_resource{}};
+  const auto take = [&] { return memory.allocate_sync(100, 8); };
+  const auto give = [&](void* p) { memory.deallocate_sync(p, 100, 8); };
+  const auto record = [&] {  // two blocks in one place, one after the other
+    for (int k = 0; k < 2; ++k) {
+      memory.begin_step();
+      void* const a = take();
+      give(a);
+      void* const b = take();
+      give(b);
+    }
+    memory.begin_step();
+    REQUIRE(memory.replaying());
+    REQUIRE(memory.plan().peak == 100);
+  };
+  record();
+  void* const a = take();
+  void* const b = take();  // while the first is live
+  CHECK(a != b);
+  CHECK(memory.deviations() == 1);
+  CHECK(memory.last_deviation() == "call 1 of a step of 4: the step allocates 100 bytes");
+  give(a);
+  give(b);
+  record();
+  give(take());
+  void* const other = memory.allocate_sync(100, 16);  // another alignment
+  CHECK(memory.deviations() == 2);
+  memory.deallocate_sync(other, 100, 16);
+  record();
+  give(take());
+  CHECK(memory.allocate_sync(0, 8) == nullptr);
+  give(nullptr);
+  CHECK(memory.replaying());
+  give(take());
+  memory.begin_step();
+  CHECK(memory.deviations() == 2);
+}
+
 TEST_CASE("planned: a plan is saved and loaded; a damaged one is refused and changes nothing", "[memory][planned]") {
   const std::string path = temporary("heddle-planned-test");
   hd::planned first{hd::host_resource{}};

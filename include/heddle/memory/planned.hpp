@@ -6,12 +6,12 @@
 #include <heddle/core/error.hpp>
 #include <heddle/memory/concept.hpp>
 #include <heddle/memory/detail/checked.hpp>
+#include <heddle/memory/detail/recorded_step.hpp>
 #include <heddle/memory/host_resource.hpp>
 #include <heddle/memory/search_plan.hpp>
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <new>
 #include <span>
@@ -26,9 +26,11 @@ inline namespace v0 {
 /// answers each request with the address that the plan has for it.
 ///
 /// Between two calls of `begin_step` lies a step. The first is served by the upstream and recorded. The next ones are
-/// replayed: the k-th call is compared with the recorded one, and a request costs that comparison and an addition. A
-/// step that does something else is served by the upstream from there on and counted; the step after it is recorded
-/// anew. Blocks that outlive their step are never planned: the upstream serves them each time.
+/// replayed: the k-th request is compared with the recorded one, size, alignment and what was given back before it, and
+/// costs that comparison and an addition. A step that does something else is served by the upstream from there on and
+/// counted; the step after it is recorded anew. Where the upstream has no room for it beside the block of the plan,
+/// that is given back first, if nothing in it is live. Blocks that outlive their step are never planned: the upstream
+/// serves them each time.
 ///
 /// @code{.cpp}
 /// heddle::planned memory{heddle::host_resource{}};
@@ -39,12 +41,13 @@ inline namespace v0 {
 /// // memory.plan().peak bytes in one block, at the lower bound or near it
 /// @endcode
 ///
-/// State:   one block of the plan's peak, 32 bytes for each call of a step, shared by all copies.
+/// State:   one block of the plan's peak, 40 bytes for each block of a step, shared by all copies.
 /// Traffic: a few instructions a call while the step repeats.
 /// Order:   any upstream; outside `tracking` or `logging`, if these shall see what the program asks for, inside them.
 /// Sync:    one thread, and on a device one queue for all that it gives: a planned block is used again by what that
-///          queue does afterwards. `thread_safe` around it where threads take turns in a fixed order. Nothing waits but
-///          `begin_step(queue)`, once for each plan. When the last copy goes, no work may use its blocks any more.
+///          queue does afterwards; calls without a queue must not be mixed with it. `thread_safe` around it where
+///          threads take turns in a fixed order. Nothing waits but `begin_step(queue)`, once for each plan. When the
+///          last copy goes, no work may use its blocks any more.
 /// Throws:  `argument_error` on a bad alignment; what the upstream throws; `file_error` from load and save.
 /// Source:  the task-specific allocators of Alibaba's PAI; STAlloc (arXiv 2507.16274) for plans from traces.
 template <class Upstream = host_resource> class planned {
@@ -75,8 +78,11 @@ template <class Upstream = host_resource> class planned {
   void* allocate(Queue queue, std::size_t bytes, std::size_t alignment)
     requires has_allocate<Upstream, Queue>
   {
-    if (void* const p = state_->replay(bytes, alignment)) return p;
-    return state_->allocate(bytes, alignment, [&] { return state_->upstream.allocate(queue, bytes, alignment); });
+    if (state_->replays(bytes, alignment)) [[likely]]
+      return state_->next++->at;
+    return state_->allocate(
+        bytes, alignment, [=, this] { return state_->upstream.allocate(queue, bytes, alignment); },
+        [=, this](void* p, std::size_t n) { state_->upstream.deallocate(queue, p, n, detail::max_alignment); });
   }
 
   /// Gives a block back; work that `queue` has now may use it still.
@@ -84,30 +90,36 @@ template <class Upstream = host_resource> class planned {
   void deallocate(Queue queue, void* p, std::size_t bytes, std::size_t alignment) noexcept
     requires has_deallocate<Upstream, Queue>
   {
-    if (!p || state_->replay(p)) return;
-    state_->deallocate(static_cast<std::byte*>(p), bytes,
-                       [&]() noexcept { state_->upstream.deallocate(queue, p, bytes, alignment); });
+    if (!state_->replays(p)) [[unlikely]] {
+      state_->deallocate(static_cast<std::byte*>(p), bytes,
+                         [=, this]() noexcept { state_->upstream.deallocate(queue, p, bytes, alignment); });
+    }
   }
 
   /// A block, usable at once.
   void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    if (void* const p = state_->replay(bytes, alignment)) return p;
-    return state_->allocate(bytes, alignment, [&] { return state_->upstream.allocate_sync(bytes, alignment); });
+    if (state_->replays(bytes, alignment)) [[likely]]
+      return state_->next++->at;
+    return state_->allocate(
+        bytes, alignment, [=, this] { return state_->upstream.allocate_sync(bytes, alignment); },
+        [=, this](void* p, std::size_t n) { state_->upstream.deallocate_sync(p, n, detail::max_alignment); });
   }
 
   /// Gives a block back.
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (!p || state_->replay(p)) return;
-    state_->deallocate(static_cast<std::byte*>(p), bytes,
-                       [&]() noexcept { state_->upstream.deallocate_sync(p, bytes, alignment); });
+    if (!state_->replays(p)) [[unlikely]] {
+      state_->deallocate(static_cast<std::byte*>(p), bytes,
+                         [=, this]() noexcept { state_->upstream.deallocate_sync(p, bytes, alignment); });
+    }
   }
 
   /// @brief Takes the plan of a step that is known before it runs; the next step is replayed.
   /// @param known The step's blocks; moments are the numbers of its calls, allocations and deallocations, from 0.
   /// @param made Their places, by `plan_memory` or `search_plan`.
   /// Throws: argument_error if these aren't the calls of a step, if the plan isn't valid for them, or if blocks of the
-  /// present plan are live; memory_error where the upstream has no room for the plan's block beside the present one.
-  /// Nothing has changed then. No work may use blocks of earlier steps any more: on a device wait for its queue first.
+  /// present plan are live; memory_error where the upstream has no room for the plan's block, with the present one
+  /// given back. Nothing has changed then. No work may use blocks of earlier steps any more: on a device wait for its
+  /// queue first.
   void expect(std::vector<lifetime> known, memory_plan made) { state_->expect(std::move(known), std::move(made)); }
 
   /// The same, behind all work of a device's queue, which is waited for.
@@ -145,26 +157,16 @@ template <class Upstream = host_resource> class planned {
  private:
   enum class phase { idle, recording, replaying, deviating };
 
-  // A recorded call: an allocation of so many bytes, or with 0 bytes the deallocation of a block. `taken` and `given`
-  // are the addresses in the plan's block; both are null for an allocation outside of it and behind the last call.
-  struct call {
+  // A recorded allocation; `then` is the address of the place in `givings` that comes next then, plus 1 where the
+  // upstream serves the block, so that no call equals it. What is taken and what is given back are two lists with a
+  // position each: were it one, each call would wait for the one before it to store the position.
+  struct taking {
     std::size_t bytes, alignment;
-    std::byte *taken, *given;
-  };
-
-  // The same in a file.
-  struct saved_call {
-    std::size_t bytes, alignment, offset;
-  };
-
-  // An allocation of the recorded step, with the moments of its birth and death.
-  struct recorded {
-    std::size_t bytes, alignment, birth, death;
+    std::uintptr_t then;
+    std::byte* at;
   };
 
   struct state {
-    static constexpr std::size_t outside = static_cast<std::size_t>(-1);
-
     state(Upstream u, search_limits l) : upstream(std::move(u)), limits(l) {}
     state(const state&) = delete;
     state& operator=(const state&) = delete;
@@ -176,40 +178,50 @@ template <class Upstream = host_resource> class planned {
       held = 0;
     }
 
-    // The planned address, if the call is the one that comes next; else null.
-    void* replay(std::size_t bytes, std::size_t alignment) noexcept {
-      const call* const c = next;
-      if (!c->taken || c->bytes != bytes || c->alignment != alignment) return nullptr;
-      next = c + 1;
-      return c->taken;
+    // Whether a call is the one that comes next: then `next++->at` is the planned address.
+    bool replays(std::size_t bytes, std::size_t alignment) const noexcept {
+      return next->bytes == bytes && next->alignment == alignment && next->then == place(given);
     }
-    // Whether giving this block back is what comes next.
-    bool replay(const void* p) noexcept {
-      const call* const c = next;
-      if (c->given != p) return false;
-      next = c + 1;
+    // Whether this is the block that is given back next. That it is too early shows when the next one is taken.
+    bool replays(const void* p) noexcept {
+      if (*given != p) return false;
+      ++given;
       return true;
     }
+    static std::uintptr_t place(std::byte* const* of) noexcept { return reinterpret_cast<std::uintptr_t>(of); }
 
-    template <class Take> void* allocate(std::size_t bytes, std::size_t alignment, Take&& take) {
+    // A call that isn't replayed: take() asks the upstream, give(block, bytes) gives the block of the plan back to it.
+    template <class Take, class Give>
+    [[gnu::noinline, gnu::cold]] void* allocate(std::size_t bytes, std::size_t alignment, Take take, Give give) {
       if (now == phase::replaying && bytes != 0) {
-        if (next != last() && next->bytes == bytes && next->alignment == alignment)  // one that outlived its step
+        const bool outlived = next->then == place(given) + 1;
+        if (outlived && next->bytes == bytes && next->alignment == alignment)
           ++next;
         else
           deviate("allocates", bytes);
       }
-      void* const p = take();
-      if (p && now == phase::recording) record_allocation(p, bytes, alignment);
+      void* p = nullptr;
+      try {
+        p = take();
+      } catch (const memory_error&) {
+        if (!base || now == phase::replaying || live != 0) throw;
+        give(base, held);  // no longer in use, since this step is none that it was made for
+        forget();
+        p = take();
+      }
+      if (p && now == phase::recording && !recorder.allocation(p, bytes, alignment)) now = phase::idle;
       return p;
     }
 
-    template <class Give> void deallocate(std::byte* p, std::size_t bytes, Give&& give) noexcept {
+    template <class Give>
+    [[gnu::noinline, gnu::cold]] void deallocate(std::byte* p, std::size_t bytes, Give give) noexcept {
+      if (!p) return;
       if (base && reinterpret_cast<std::uintptr_t>(p) - reinterpret_cast<std::uintptr_t>(base) < held) {
         if (now == phase::replaying) deviate("gives back", bytes);
         --live;
         return;
       }
-      if (now == phase::recording) record_deallocation(p);
+      if (now == phase::recording) recorder.deallocation(p);
       give();
     }
 
@@ -217,74 +229,52 @@ template <class Upstream = host_resource> class planned {
     std::size_t live_now() const noexcept {
       std::size_t n = live;
       if (now != phase::replaying) return n;
-      for (const call* c = calls.data(); c != next; ++c) n += (c->taken != nullptr) - (c->given != nullptr);
-      return n;
+      for (const taking* c = takings.data(); c != next; ++c) n += c->at != nullptr;
+      return n - gone();
     }
 
-    // Behind the last call.
-    const call* last() const noexcept { return calls.data() + calls.size() - 1; }
-    // Where no call is replayed.
-    void stop_replay() noexcept { next = last(); }
+    // Blocks of the plan that were given back.
+    std::size_t gone() const noexcept { return static_cast<std::size_t>(given - givings.data()); }
+    // Calls of the present step that were replayed, and those of the plan.
+    std::size_t done() const noexcept { return static_cast<std::size_t>(next - takings.data()) + gone(); }
+    std::size_t calls() const noexcept { return takings.size() + givings.size() - 2; }
+
+    void start_replay() noexcept {
+      now = phase::replaying;
+      next = takings.data();
+      given = givings.data();
+    }
+    void stop_replay() noexcept {
+      next = &takings.back();
+      given = &givings.back();
+    }
 
     void begin_step() {
-      if (now == phase::replaying && next != last() && next != calls.data()) deviate("ends early and leaves", 0);
+      if (now == phase::replaying && done() != 0 && done() != calls()) deviate("ends early and leaves", 0);
       const phase ended = std::exchange(now, phase::idle);
       if (ended == phase::recording) make_plan();
       stop_replay();
       // Blocks of an old plan that are still live: wait until they are gone.
       if (ended == phase::recording || ended == phase::replaying) {
-        now = phase::replaying;
-        next = calls.data();
+        start_replay();
       } else if (live == 0) {
-        begin_recording();
+        recorder.begin();
+        now = phase::recording;
       }
-    }
-
-    void begin_recording() {
-      trace.clear();
-      open.clear();
-      moment = 0;
-      now = phase::recording;
-    }
-
-    void record_allocation(void* p, std::size_t bytes, std::size_t alignment) {
-      try {
-        trace.push_back({bytes, alignment, moment, outside});
-        open[p] = trace.size() - 1;
-      } catch (const std::bad_alloc&) {  // no room for the record: this step isn't planned
-        now = phase::idle;
-      }
-      ++moment;
-    }
-
-    void record_deallocation(void* p) noexcept {
-      const auto at = open.find(p);
-      if (at == open.end()) return;  // from before this step
-      trace[at->second].death = moment++;
-      open.erase(at);
-    }
-
-    // The blocks of a step that end with it, as a planner takes them.
-    static std::vector<lifetime> placeable(const std::vector<recorded>& from) {
-      std::vector<lifetime> out;
-      for (const recorded& r : from) {
-        if (r.death != outside) out.push_back({r.birth, r.death, r.bytes, r.alignment, no_group});
-      }
-      return out;
     }
 
     void make_plan() {
-      std::vector<lifetime> placed = placeable(trace);
+      std::vector<lifetime> placed = recorder.step().placeable();
       memory_plan made = search_plan(std::span<const lifetime>(placed), limits);
-      adopt(trace, moment, std::move(made), std::move(placed));
+      adopt(recorder.step(), std::move(made), std::move(placed));
     }
 
     void expect(std::vector<lifetime> known, memory_plan made) {
       if (const std::size_t n = live_now(); n != 0) {
         throw argument_error("heddle::planned::expect: " + std::to_string(n) + " blocks of the present plan are live");
       }
-      std::vector<recorded> calls_of;
-      std::vector<bool> seen(2 * known.size());
+      detail::recorded_step step;
+      std::vector<bool> seen(step.calls = 2 * known.size());
       for (const lifetime& l : known) {
         for (const std::size_t moment_of : {l.first, l.last}) {
           if (moment_of >= seen.size() || seen[moment_of] || l.first > l.last || l.bytes == 0) {
@@ -295,64 +285,108 @@ template <class Upstream = host_resource> class planned {
           seen[moment_of] = true;
         }
         detail::check_alignment("planned::expect", l.alignment);
-        calls_of.push_back({l.bytes, l.alignment, l.first, l.last});
+        step.blocks.push_back({l.bytes, l.alignment, l.first, l.last});
       }
       if (!is_valid(made, std::span<const lifetime>(known))) {
         throw argument_error("heddle::planned::expect: the plan's blocks overlap, or are not those of the step");
       }
-      adopt(calls_of, seen.size(), std::move(made), std::move(known));
-      now = phase::replaying;
-      next = calls.data();
+      adopt(step, std::move(made), std::move(known));
+      start_replay();
     }
 
     // Takes a plan over, all or nothing.
-    void adopt(const std::vector<recorded>& from, std::size_t moments, memory_plan made, std::vector<lifetime> placed) {
-      std::vector<call> by_moment(moments + 1, call{});
-      std::byte* block = nullptr;
-      if (made.peak > held) {
-        block = static_cast<std::byte*>(upstream.allocate_sync(made.peak, detail::max_alignment));
+    void adopt(const detail::recorded_step& step, memory_plan made, std::vector<lifetime> placed) {
+      constexpr std::size_t none = detail::outlives;
+      std::vector<std::size_t> taken(step.calls, none), ended(step.calls, none);  // the block of each call
+      std::vector<std::size_t> offsets;
+      for (std::size_t k = 0; const detail::recorded_block& b : step.blocks) {
+        taken[b.birth] = offsets.size();
+        if (b.death != none) ended[b.death] = offsets.size();
+        offsets.push_back(b.death == none ? none : made.offsets[k++]);
       }
-      if (block) {
-        release();
-        base = block;
-        held = made.peak;
+      std::vector<taking> to_take(step.blocks.size() + 1, last);
+      std::vector<std::byte*> to_give(made.offsets.size() + 1, no_place());
+      if (made.peak > held) hold(made.peak);
+      auto t = to_take.begin();
+      auto g = to_give.begin();
+      for (std::size_t m = 0; m < step.calls; ++m) {
+        if (ended[m] != none) *g++ = base + offsets[ended[m]];
+        if (taken[m] == none) continue;
+        const detail::recorded_block& b = step.blocks[taken[m]];
+        const std::size_t offset = offsets[taken[m]];
+        *t++ = {b.bytes, b.alignment, place(&*g) + (offset == none), offset == none ? nullptr : base + offset};
       }
-      std::size_t k = 0;
-      for (const recorded& r : from) {
-        std::byte* const at = r.death == outside ? nullptr : base + made.offsets[k++];
-        by_moment[r.birth] = {r.bytes, r.alignment, at, nullptr};
-        if (at) by_moment[r.death] = {0, r.alignment, nullptr, at};
-      }
-      calls = std::move(by_moment);
+      takings = std::move(to_take);
+      givings = std::move(to_give);
       stop_replay();
       plan = std::move(made);
       lifetimes = std::move(placed);
     }
 
+    // Exchanges the block of the plan, of which nothing is live, for another one: the upstream may not have room for
+    // both. If there is none for this one, the old one is taken again.
+    void hold(std::size_t bytes) {
+      std::byte* const before = base;
+      const std::size_t had = held;
+      release();
+      try {
+        base = static_cast<std::byte*>(upstream.allocate_sync(bytes, detail::max_alignment));
+        held = bytes;
+      } catch (...) {
+        try {
+          base = static_cast<std::byte*>(upstream.allocate_sync(had, detail::max_alignment));
+          held = had;
+          for (taking& c : takings) c.at = c.at ? base + (c.at - before) : nullptr;
+          for (std::byte*& at : std::span(givings).first(givings.size() - 1)) at = base + (at - before);
+        } catch (...) {  // another program has it
+          forget();
+          now = phase::idle;
+        }
+        throw;
+      }
+    }
+
+    // There is no plan any more, and no block.
+    void forget() noexcept {
+      base = nullptr;
+      held = 0;
+      takings.assign(1, last);
+      givings.assign(1, no_place());
+      stop_replay();
+      plan = {};
+      lifetimes.clear();
+    }
+
     void deviate(const char* what, std::size_t bytes) noexcept {
-      const std::ptrdiff_t done = next - calls.data();
+      const std::size_t at = done();
       live = live_now();
       now = phase::deviating;
       stop_replay();
       ++deviations;
       try {
-        last_deviation = "call " + std::to_string(done) + " of a step of " + std::to_string(calls.size() - 1) +
-                         ": the step " + what + " " + std::to_string(bytes) + " bytes";
+        last_deviation = "call " + std::to_string(at) + " of a step of " + std::to_string(calls()) + ": the step " +
+                         what + " " + std::to_string(bytes) + " bytes";
       } catch (const std::bad_alloc&) {  // the text is lost, the count isn't
       }
     }
 
     void save(const std::string& path) const {
-      if (calls.size() == 1) {
+      if (calls() == 0) {
         throw argument_error("heddle::planned::save: there is no plan yet; record a step first");
       }
       archive_writer out;
-      out.put(std::string("heddle::planned 1"));
-      out.put(static_cast<std::uint64_t>(calls.size() - 1));
-      for (const call* c = calls.data(); c != last(); ++c) {
-        const std::byte* const at = c->taken ? c->taken : c->given;
-        out.put(saved_call{c->bytes, c->alignment, at ? static_cast<std::size_t>(at - base) : outside});
+      out.put(std::string(detail::saved_plan_magic));
+      out.put(static_cast<std::uint64_t>(calls()));
+      std::byte* const* g = givings.data();
+      const auto put_givings = [&](std::uintptr_t until) {
+        for (; place(g) < until; ++g) out.put(detail::saved_call{0, 1, static_cast<std::size_t>(*g - base)});
+      };
+      for (const taking& c : std::span(takings).first(takings.size() - 1)) {
+        put_givings(c.then - (c.at == nullptr));
+        out.put(
+            detail::saved_call{c.bytes, c.alignment, c.at ? static_cast<std::size_t>(c.at - base) : detail::outlives});
       }
+      put_givings(place(&givings.back()));
       out.put(static_cast<std::uint64_t>(plan.peak));
       out.put(static_cast<std::uint64_t>(plan.lower_bound));
       out.write(path);
@@ -362,40 +396,9 @@ template <class Upstream = host_resource> class planned {
       if (const std::size_t n = live_now(); n != 0) {
         throw argument_error("heddle::planned::load: " + std::to_string(n) + " blocks of the present plan are live");
       }
-      archive_reader in(path);
-      if (in.get_string() != "heddle::planned 1") in.refuse("it is not a memory plan");
-      const auto count = in.template get<std::uint64_t>();
-      if (count > (std::uint64_t{1} << 32)) in.refuse("it has too many calls");
-      std::vector<recorded> found;
-      std::vector<std::size_t> offsets;            // of each, `outside` for those that outlive their step
-      std::map<std::size_t, std::size_t> live_at;  // the block at an offset
-      for (std::size_t m = 0; m < count; ++m) {
-        const auto c = in.template get<saved_call>();
-        if (!detail::is_alignment(c.alignment) && c.bytes) in.refuse("an alignment is no power of two");
-        if (c.bytes) {
-          if (c.offset != outside && !live_at.emplace(c.offset, found.size()).second)
-            in.refuse("two blocks share a place");
-          found.push_back({c.bytes, c.alignment, m, outside});
-          offsets.push_back(c.offset);
-        } else {
-          const auto born = live_at.find(c.offset);
-          if (born == live_at.end()) in.refuse("it gives back what it did not take");
-          found[born->second].death = m;
-          live_at.erase(born);
-        }
-      }
-      memory_plan made;
-      made.peak = static_cast<std::size_t>(in.template get<std::uint64_t>());
-      made.lower_bound = static_cast<std::size_t>(in.template get<std::uint64_t>());
-      in.finish();
-      if (!live_at.empty()) in.refuse("it keeps what it took");
-      const std::vector<lifetime> placed = placeable(found);
-      std::erase(offsets, outside);
-      made.offsets = std::move(offsets);
-      if (!is_valid(made, std::span<const lifetime>(placed))) in.refuse("its blocks overlap");
-      adopt(found, count, std::move(made), placed);
-      now = phase::replaying;
-      next = calls.data();
+      auto [step, made] = detail::load_plan(path);
+      adopt(step, std::move(made), step.placeable());
+      start_replay();
     }
 
     Upstream upstream;
@@ -403,14 +406,17 @@ template <class Upstream = host_resource> class planned {
     phase now = phase::idle;
     std::byte* base = nullptr;  // the block of the plan
     std::size_t held = 0;
-    std::size_t live = 0;             // blocks of the plan, while it is not replayed
-    std::vector<call> calls{call{}};  // and an empty one behind them
-    const call* next = calls.data();  // the one that comes next; the last, which nothing equals, while none is replayed
+    std::size_t live = 0;  // blocks of the plan, while it is not replayed
+    // Behind the last of each is one that no call equals; it comes next while none is replayed.
+    static constexpr taking last{0, 0, 0, nullptr};
+    std::byte* no_place() noexcept { return reinterpret_cast<std::byte*>(this); }
+    std::vector<taking> takings{last};
+    std::vector<std::byte*> givings{no_place()};
+    const taking* next = takings.data();
+    std::byte* const* given = givings.data();
     memory_plan plan;
     std::vector<lifetime> lifetimes;
-    std::vector<recorded> trace;
-    std::map<void*, std::size_t> open;  // live blocks of the recorded step
-    std::size_t moment = 0;
+    detail::step_recorder recorder;
     std::size_t deviations = 0;
     std::string last_deviation;
   };
