@@ -14,13 +14,11 @@
 //   RATIO <resource>.bound.<trace> <peak> <lower bound> bytes <lower bound / peak>
 #include <heddle/memory/arena.hpp>
 #include <heddle/memory/host_resource.hpp>
-#include <heddle/memory/logging.hpp>
 #include <heddle/memory/planned.hpp>
 #include <heddle/memory/pmr.hpp>
 #include <heddle/memory/pool.hpp>
 #include <heddle/memory/queue_pool.hpp>
 #include <heddle/memory/tracking.hpp>
-#include <heddle/recompute/chain.hpp>
 #include <heddle/recompute/none.hpp>
 
 #include <dlfcn.h>
@@ -37,8 +35,8 @@
 #include <string>
 #include <vector>
 
-#include "../examples/gpt/data.hpp"
-#include "../examples/gpt/model.hpp"
+#include "support/gpt_step.hpp"
+#include "support/results.hpp"
 
 namespace hd = heddle;
 
@@ -65,23 +63,6 @@ trace from_lifetimes(std::string name, const std::vector<hd::lifetime>& all) {
   std::stable_sort(events.begin(), events.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   for (const auto& e : events) t.calls.push_back(e.second);
   return t;
-}
-
-// What the chain of the GPT example allocates in one step, at the sizes of its --long run.
-trace gpt_step() {
-  const gpt::shape s{.vocabulary = 65, .context = 32, .width = 32, .heads = 4, .layers = 24, .batch = 1};
-  gpt::model<float> m{s, 1};
-  std::vector<hd::recompute::layer> layers;
-  m.for_each_layer([&](auto& l, std::string name) { layers.emplace_back(l, std::move(name)); });
-  gpt::sequences text;
-  text.set(0, std::vector<std::int32_t>(s.context + 1, 1), 0, s.context);
-  hd::logging memory{hd::host_resource{}};
-  hd::recompute::chain chain{hd::recompute::none{}, memory, std::move(layers)};
-  m.shared().targets = text.targets.data();
-  (void)chain.forward(text.inputs.data());
-  const double one = 1;
-  chain.backward(&one, nullptr);
-  return from_lifetimes("gpt", memory.lifetimes());
 }
 
 // Blocks of a size each, about half of `most` live at a time, which end in any order.
@@ -133,21 +114,7 @@ struct contender {
   std::vector<double> nanoseconds = {};
 };
 
-struct row {
-  std::string name, unit;
-  double ours, other, ratio;
-};
-std::vector<row> rows;
-
-void ratio(const std::string& name, double ours, double other, const char* unit) {
-  rows.push_back({name, unit, ours, other, other / ours});
-  std::printf("RATIO %s %.4g %.4g %s %.3f\n", name.c_str(), ours, other, unit, other / ours);
-}
-
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v[v.size() / 2];
-}
+bench::results found;
 
 void measure(const trace& t) {
   std::vector<void*> blocks(t.blocks);
@@ -246,22 +213,22 @@ void measure(const trace& t) {
   }
   std::printf("trace %s: %zu blocks, %zu bytes live at most\n", t.name.c_str(), t.blocks, t.lower_bound);
   const double replayed =
-      median(std::find_if(all.begin(), all.end(), [](auto& c) { return c.name == "replay"; })->nanoseconds);
+      bench::median(std::find_if(all.begin(), all.end(), [](auto& c) { return c.name == "replay"; })->nanoseconds);
   for (const contender& ours : all) {
     if (!ours.ours) continue;
     for (const contender& peer : all) {
       if (peer.name == "replay" || peer.ours || (peer.name == "floor" && ours.name != "planned")) continue;
       const std::string name = ours.name + "." + peer.name + "." + t.name;
-      const double mine = median(ours.nanoseconds), theirs = median(peer.nanoseconds);
-      ratio(name, mine, theirs, "ns");
+      const double mine = bench::median(ours.nanoseconds), theirs = bench::median(peer.nanoseconds);
+      found.ratio(name, mine, theirs, "ns");
       if (ours.name != "planned" || peer.name == "floor") continue;
-      ratio(name + ".net", std::max(0.1, mine - replayed), theirs - replayed, "ns");
+      found.ratio(name + ".net", std::max(0.1, mine - replayed), theirs - replayed, "ns");
     }
   }
   const auto bound = static_cast<double>(t.lower_bound);
-  ratio("planned.bound." + t.name, static_cast<double>(planned.plan().peak), bound, "bytes");
-  ratio("pool.bound." + t.name, static_cast<double>(under_pool.peak_bytes()), bound, "bytes");
-  ratio("arena.bound." + t.name, static_cast<double>(under_arena.peak_bytes()), bound, "bytes");
+  found.ratio("planned.bound." + t.name, static_cast<double>(planned.plan().peak), bound, "bytes");
+  found.ratio("pool.bound." + t.name, static_cast<double>(under_pool.peak_bytes()), bound, "bytes");
+  found.ratio("arena.bound." + t.name, static_cast<double>(under_arena.peak_bytes()), bound, "bytes");
   if (planned.deviations() != 0) std::abort();
 }
 
@@ -274,7 +241,9 @@ int main(int count, char** arguments) {
   }
   // Else malloc maps large blocks each time, at some microseconds each. 32 MiB is the most that glibc takes.
   if (!mallopt(M_MMAP_THRESHOLD, 32 << 20) || !mallopt(M_TRIM_THRESHOLD, 1 << 30)) std::abort();
-  measure(gpt_step());
+  // At the sizes of the example's --long run.
+  const gpt::shape dims{.vocabulary = 65, .context = 32, .width = 32, .heads = 4, .layers = 24, .batch = 1};
+  measure(from_lifetimes("gpt", bench::gpt_step(dims, false, hd::recompute::none{})));
   measure(
       random_trace("random", 2000, 200, [](auto& random) { return std::size_t{64} << random() % 12 | random() % 64; }));
   const auto of_class = [](std::size_t bytes) { return [bytes](auto&) { return bytes; }; };
@@ -283,16 +252,5 @@ int main(int count, char** arguments) {
   measure(random_trace("16KiB", 2000, 200, of_class(16384)));
   measure(random_trace("256KiB", 1000, 100, of_class(262144)));
   measure(random_trace("4MiB", 500, 50, of_class(4194304)));
-  std::FILE* const file = std::fopen(arguments[1], "w");
-  if (!file) {
-    std::fprintf(stderr, "allocator: cannot write %s\n", arguments[1]);
-    return 1;
-  }
-  std::fprintf(file, "{\"benchmarks\": [");
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    std::fprintf(file, "%s\n  {\"name\": \"%s\", \"ours\": %.6g, \"other\": %.6g, \"unit\": \"%s\", \"ratio\": %.4f}",
-                 i ? "," : "", rows[i].name.c_str(), rows[i].ours, rows[i].other, rows[i].unit.c_str(), rows[i].ratio);
-  }
-  std::fprintf(file, "\n]}\n");
-  return std::fclose(file) == 0 ? 0 : 1;
+  return found.write(arguments[1]) ? 0 : 1;
 }

@@ -25,6 +25,7 @@
 #include "../examples/gpt/data.hpp"
 #include "../examples/gpt/fine.hpp"
 #include "../examples/gpt/model.hpp"
+#include "support/results.hpp"
 
 #include <algorithm>
 #include <cstdio>
@@ -62,28 +63,13 @@ struct touched {
   friend bool operator==(const touched&, const touched&) = default;
 };
 
-struct row {
-  std::string name, unit;
-  double ours, other, ratio;
-};
-std::vector<row> rows;
-
-void ratio(const std::string& name, double ours, double other, const char* unit) {
-  rows.push_back({name, unit, ours, other, other / ours});
-  std::printf("RATIO %s %.10g %.10g %s %.4f\n", name.c_str(), ours, other, unit, other / ours);
-  std::fflush(stdout);
-}
+bench::results found;
 
 /// Of this thread: other programs on the machine don't count.
 double processor_seconds() {
   timespec now{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v.size() % 2 ? v[v.size() / 2] : (v[v.size() / 2 - 1] + v[v.size() / 2]) / 2;
 }
 
 /// The model with its layers in one of two cuts, and their measured times.
@@ -150,7 +136,7 @@ class run {
   std::size_t batch() const { return batch_; }
   std::size_t buffer() const { return placed_.peak; }
   rc::simulation simulated() const { return rc::simulate(schedule_, costs_); }
-  double seconds() const { return median(times_); }
+  double seconds() const { return bench::median(times_); }
   std::size_t peak() const { return peak_; }
   const std::vector<hd::memory_sample>& samples() const { return samples_; }
 
@@ -236,8 +222,8 @@ bool all_kept = true;
 void report(const subject& of, const run& r) {
   const std::string at = of.name() + "." + r.name();
   all_kept = all_kept && r.kept_promise();
-  ratio("peak." + at, static_cast<double>(r.peak()), static_cast<double>(r.simulated().peak_bytes), "bytes");
-  ratio("placed." + at, static_cast<double>(r.buffer()), static_cast<double>(r.peak()), "bytes");
+  found.ratio("peak." + at, static_cast<double>(r.peak()), static_cast<double>(r.simulated().peak_bytes), "bytes");
+  found.ratio("placed." + at, static_cast<double>(r.buffer()), static_cast<double>(r.peak()), "bytes");
 }
 
 /// Every policy at one batch, taking turns.
@@ -275,8 +261,8 @@ std::vector<run> policies(subject& of, std::size_t batch, std::size_t rounds) {
   }
   for (const run& r : runs) report(of, r);
   for (std::size_t k = 0; k < rivals.size(); ++k) {
-    ratio("optimal." + of.name() + ".at_" + rivals[k].first, 1e3 * runs[pairs[k].second].seconds(),
-          1e3 * runs[pairs[k].first].seconds(), "ms");
+    found.ratio("optimal." + of.name() + ".at_" + rivals[k].first, 1e3 * runs[pairs[k].second].seconds(),
+                1e3 * runs[pairs[k].first].seconds(), "ms");
   }
   return runs;
 }
@@ -323,7 +309,8 @@ int main(int count, char** arguments) {
     const std::size_t alone = largest_batch(*s, rc::none{}), most = largest_batch(*s, rc::leanest{});
     std::printf("%s layers in 1 GiB: %zu sequences without recomputation, at most %zu with it\n", s->name().c_str(),
                 alone, most);
-    ratio("largest_batch." + s->name(), 1 / static_cast<double>(most), 1 / static_cast<double>(alone), "1/sequences");
+    found.ratio("largest_batch." + s->name(), 1 / static_cast<double>(most), 1 / static_cast<double>(alone),
+                "1/sequences");
     without.emplace_back("none", *s, rc::none{}.plan(s->costs(alone)), alone);
     for (const std::size_t times : {3, 6}) {
       targets.push_back({s, times, times == 6 && s == &block ? 1.33 : 1.25, without.size() - 1});
@@ -339,23 +326,12 @@ int main(int count, char** arguments) {
     const run &r = with[k], &base = without[targets[k].baseline];
     const std::string at = targets[k].of->name() + "." + r.name();
     all_kept = all_kept && r.kept_promise() && base.kept_promise() && r.buffer() <= limit;
-    ratio("batch." + at, static_cast<double>(r.buffer()), static_cast<double>(limit), "bytes");
+    found.ratio("batch." + at, static_cast<double>(r.buffer()), static_cast<double>(limit), "bytes");
     const double slowdown = r.seconds() / (static_cast<double>(targets[k].times) * base.seconds());
-    ratio("slowdown." + at, slowdown, targets[k].bound, "times");
+    found.ratio("slowdown." + at, slowdown, targets[k].bound, "times");
   }
 
-  std::FILE* const file = std::fopen(arguments[1], "w");
-  if (!file) {
-    std::fprintf(stderr, "recompute: cannot write %s\n", arguments[1]);
-    return 1;
-  }
-  std::fprintf(file, "{\"benchmarks\": [");
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    std::fprintf(file, "%s\n  {\"name\": \"%s\", \"ours\": %.9g, \"other\": %.9g, \"unit\": \"%s\", \"ratio\": %.4f}",
-                 i ? "," : "", rows[i].name.c_str(), rows[i].ours, rows[i].other, rows[i].unit.c_str(), rows[i].ratio);
-  }
-  std::fprintf(file, "\n]}\n");
-  if (std::fclose(file) != 0) return 1;
+  if (!found.write(arguments[1])) return 1;
   if (!all_kept) std::fprintf(stderr, "recompute: a chain held other bytes than were simulated\n");
   return all_kept ? 0 : 3;
 }

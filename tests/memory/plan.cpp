@@ -121,6 +121,10 @@ TEST_CASE("plan: every greedy order is valid and not below the lower bound") {
         best = std::min(best, p.peak);
       }
       CHECK(hd::plan_memory(view(x)).peak == best);
+      // The same orders, placed by a list of neighbours.
+      const hd::memory_plan listed = hd::search_plan(view(x), {.seconds = 0});
+      CHECK(hd::is_valid(listed, view(x)));
+      CHECK(listed.peak == best);
     }
   }
 }

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -43,7 +44,7 @@ constexpr std::uint64_t luby(std::uint64_t i) noexcept {
 /// so far; a capacity proven too small raises the lower bound. The branch-and-bound search is skipped above 4,096
 /// buffers, where one descent takes too long.
 ///
-/// State:  n^2 bits or so for n lifetimes that are all live together: a list of neighbours, 4 bytes a pair.
+/// State:  up to 4,096 buffers a list of those that are live together: 16 bytes a pair, 24 while it is made.
 /// @param lifetimes What to place. @param limits When to stop.
 /// @param improved Called as improved(plan) for the first plan and each better one; may be a lambda.
 /// Throws: as plan_greedy; argument_error where `.seconds` is negative or not a number; what `improved` throws.
@@ -68,21 +69,29 @@ memory_plan search_plan(std::span<const Lifetime> lifetimes, const search_limits
     return true;
   };
   const auto enough = [&] { return best.optimal() || best.peak <= limits.target; };
+  // The list of neighbours makes each greedy plan cheap, but takes memory in proportion to n^2.
+  const bool few = items.list.size() <= 4096;
+  std::optional<detail::plan_neighbours<Lifetime>> neighbours;
+  std::optional<detail::neighbour_placer<Lifetime>> placer;
+  if (few) placer.emplace(items, neighbours.emplace(items));
+  const auto placed = [&](const std::vector<std::uint32_t>& order) {
+    return few ? (*placer)(order) : detail::place_greedily(items, order);
+  };
   std::vector<std::uint32_t> best_order;
   for (const placement order : placements) {
     std::vector<std::uint32_t> sorted = items.sorted(order);
-    if (take(detail::place_greedily(items, sorted), items.lower_bound)) best_order = std::move(sorted);
+    if (take(placed(sorted), items.lower_bound)) best_order = std::move(sorted);
     if (enough() || (limits.seconds > 0 && search::clock::now() > end)) return best;
   }
   if (search::clock::now() > end) return best;
   detail::reorder_search<Lifetime> near(items, std::move(best_order), best.peak, limits.seed);
   while (!near.tired()) {
-    if (near.place()) take(near.found(), items.lower_bound);
+    if (near.place(placed)) take(near.found(), items.lower_bound);
     if (enough() || search::clock::now() > end) return best;
   }
-  if (items.list.size() > 4096) return best;
+  if (!few) return best;
 
-  search deep(items, limits.seed);
+  search deep(items, *neighbours, limits.seed);
   typename search::series below_goal, half_way;
   const auto stop = [&] { return enough() || deep.nodes() >= limits.nodes || search::clock::now() > end; };
   for (std::uint64_t round = 1; !stop(); ++round) {

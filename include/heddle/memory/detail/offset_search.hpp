@@ -3,6 +3,7 @@
 #pragma once
 
 #include <heddle/core/philox.hpp>
+#include <heddle/memory/detail/neighbour_placer.hpp>
 #include <heddle/memory/detail/plan_items.hpp>
 
 #include <algorithm>
@@ -40,8 +41,9 @@ template <class Lifetime> class offset_search {
   enum class outcome { found, none, unknown };
   using clock = std::chrono::steady_clock;
 
-  offset_search(const items_type& items, std::uint64_t seed)
+  offset_search(const items_type& items, const plan_neighbours<Lifetime>& neighbours, std::uint64_t seed)
       : items_(items),
+        neighbours_(neighbours),
         seed_(seed),
         offsets_(items.list.size()),
         rest_(items.list.size()),
@@ -64,13 +66,6 @@ template <class Lifetime> class offset_search {
     std::vector<std::size_t> next(living_begin_);
     for (std::size_t i = 0; i < n; ++i) {
       each_section(static_cast<index>(i), [&](index s) { living_[next[s]++] = static_cast<index>(i); });
-    }
-    neighbours_begin_.push_back(0);
-    for (std::size_t i = 0; i < n; ++i) {
-      for (std::size_t j = 0; j < n; ++j) {
-        if (i != j && items.meet(items.list[i], items.list[j])) neighbours_.push_back(static_cast<index>(j));
-      }
-      neighbours_begin_.push_back(neighbours_.size());
     }
   }
 
@@ -159,8 +154,7 @@ template <class Lifetime> class offset_search {
     placed_[i] = 1;
     changes_.push_back({i, true, 0});
     each_section(i, [&](index s) { open_[s] -= items_.list[i].bytes; });
-    for (std::size_t k = neighbours_begin_[i]; k < neighbours_begin_[i + 1]; ++k) {
-      const index j = neighbours_[k];
+    for (const index j : neighbours_.of(i)) {
       if (placed_[j] || rest_[j] >= end) continue;
       changes_.push_back({j, false, rest_[j]});
       rest_[j] = aligned_up(end, items_.list[j].alignment);
@@ -185,8 +179,7 @@ template <class Lifetime> class offset_search {
   // Whether it is in nobody's way where it rests.
   bool is_free(index i) const {
     const std::size_t end = top(i);
-    for (std::size_t k = neighbours_begin_[i]; k < neighbours_begin_[i + 1]; ++k) {
-      const index j = neighbours_[k];
+    for (const index j : neighbours_.of(i)) {
       if (!placed_[j] && rest_[j] < end) return false;
     }
     return true;
@@ -294,13 +287,14 @@ template <class Lifetime> class offset_search {
   }
 
   const items_type& items_;
+  const plan_neighbours<Lifetime>& neighbours_;
   std::uint64_t seed_;
   std::size_t capacity_ = 0;
   std::uint64_t nodes_left_ = 0, visited_ = 0;
   clock::time_point end_;
   bool stopped_ = false;
-  std::vector<index> by_birth_, neighbours_, living_, arena_;
-  std::vector<std::size_t> neighbours_begin_, living_begin_, offsets_, rest_;
+  std::vector<index> by_birth_, living_, arena_;
+  std::vector<std::size_t> living_begin_, offsets_, rest_;
   std::vector<unsigned char> placed_;
   std::vector<std::size_t> open_;
   std::vector<index> suspects_;  // all sections, those that overflowed last first

@@ -26,9 +26,9 @@ template <class Lifetime> class reorder_search {
   reorder_search(const plan_items<Lifetime>& items, std::vector<index> order, std::size_t peak, std::uint64_t seed)
       : items_(items), order_(order), best_order_(std::move(order)), peak_(peak), seed_(seed) {}
 
-  // One placement; whether its peak is the lowest so far.
-  bool place() {
-    found_ = place_greedily(items_, order_);
+  // One placement, by placed(order); whether its peak is the lowest so far.
+  template <class Place> bool place(Place&& placed) {
+    found_ = placed(order_);
     std::size_t peak = 0;
     for (std::size_t i = 0; i < found_.size(); ++i) peak = (std::max)(peak, found_[i] + items_.list[i].bytes);
     const bool better = peak < peak_;
