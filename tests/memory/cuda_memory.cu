@@ -11,18 +11,22 @@
 #endif
 
 #include <heddle/memory/any_resource.hpp>
+#include <heddle/memory/arena.hpp>
+#include <heddle/memory/binning.hpp>
 #include <heddle/memory/cuda_async.hpp>
 #include <heddle/memory/cuda_memory.hpp>
 #include <heddle/memory/cuda_mr.hpp>
 #include <heddle/memory/fallback.hpp>
 #include <heddle/memory/limiting.hpp>
 #include <heddle/memory/planned.hpp>
+#include <heddle/memory/pool.hpp>
 #include <heddle/memory/queue_pool.hpp>
 #include <heddle/memory/tracking.hpp>
 
 #include "conformance.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 namespace hd = heddle;
 
@@ -86,6 +90,9 @@ TEST_CASE("memory: CUDA's resources conform") {
   obeys_the_rules(hd::cuda_async{});
   obeys_the_rules(hd::queue_pool{hd::cuda_order{}, hd::cuda_device{}, {.max = 1 << 20}});
   obeys_the_rules(hd::any_resource<queue>{hd::tracking{hd::cuda_device{}}});
+  obeys_the_rules(hd::arena{hd::cuda_device{}, 10000});
+  obeys_the_rules(hd::binning{hd::cuda_device{}, {.smallest = 100, .largest = 3000, .chunk = 5000}, hd::cuda_order{}});
+  static_assert(!hd::has_allocate<hd::binning<hd::cuda_device>, queue>);  // without the order of streams
   static_assert(hd::resource<hd::fallback<hd::cuda_device, hd::cuda_pinned>, queue>);
 }
 
@@ -207,63 +214,96 @@ TEST_CASE("memory: a buffer that a collective works on is not the compute stream
   CHECK(r.all(2048, 2048, 9));
 }
 
+namespace memory_test {
+
+// Random work of three streams on random blocks.
+template <class Memory> void whatever_streams_do(Memory memory, unsigned seed) {
+  std::mt19937 random(seed);
+  constexpr std::size_t count = 200, most = 256;
+  stream streams[3];
+  results r(count * most);
+  struct piece {
+    void* p;
+    std::size_t bytes, number;
+    unsigned on;
+  };
+  std::vector<piece> held;
+  std::vector<std::size_t> sizes;
+  const auto end = [&](std::size_t k) {
+    piece x = held[k];
+    const unsigned on = random() % 4 ? x.on : static_cast<unsigned>(random() % 3);
+    hd::cuda_order::event done;
+    if (on != x.on) {
+      done.record(streams[x.on]);
+      queue{streams[on]}.wait(done);
+    }
+    copy(r.data + x.number * most, x.p, x.bytes, streams[on]);
+    if (random() % 10 == 0) {
+      queue{streams[on]}.synchronize();
+      memory.deallocate_sync(x.p, x.bytes, 64);
+    } else {
+      memory.deallocate(streams[on], x.p, x.bytes, 64);
+    }
+    held[k] = held.back();
+    held.pop_back();
+  };
+  while (sizes.size() < count) {
+    const std::size_t bytes = 1 + random() % most;
+    const auto on = static_cast<unsigned>(random() % 3);
+    void* p = nullptr;
+    try {
+      p = random() % 10 ? memory.allocate(streams[on], bytes, 64) : memory.allocate_sync(bytes, 64);
+    } catch (const hd::memory_error&) {
+      end(random() % held.size());
+      continue;
+    }
+    set(p, static_cast<unsigned char>(1 + sizes.size()), bytes, streams[on]);
+    held.push_back({p, bytes, sizes.size(), on});
+    sizes.push_back(bytes);
+    if (random() % 2) end(random() % held.size());
+  }
+  while (!held.empty()) end(held.size() - 1);
+  for (const queue q : streams) q.synchronize();
+  std::size_t spoiled = 0;
+  for (std::size_t i = 0; i < count; ++i) spoiled += !r.all(i * most, sizes[i], static_cast<unsigned char>(1 + i));
+  CHECK(spoiled == 0);
+  CHECK(memory.in_use() == 0);
+}
+
+}  // namespace memory_test
+
 TEST_CASE("memory: no block is used again before the work on it, whatever streams do", "[seeds]") {
   for (unsigned round = 0; round < 4; ++round) {
-    std::mt19937 random(round);
-    constexpr std::size_t count = 200, most = 256;
-    stream streams[3];
-    results r(count * most);
     hd::queue_pool memory{hd::cuda_order{},
                           hd::tracking{hd::cuda_device{}},
                           {.initial = 1024 * (round % 2), .max = 4096, .growth = 512 * round}};
-    struct piece {
-      void* p;
-      std::size_t bytes, number;
-      unsigned on;
-    };
-    std::vector<piece> held;
-    std::vector<std::size_t> sizes;
-    const auto end = [&](std::size_t k) {
-      piece x = held[k];
-      const unsigned on = random() % 4 ? x.on : static_cast<unsigned>(random() % 3);
-      hd::cuda_order::event done;
-      if (on != x.on) {
-        done.record(streams[x.on]);
-        queue{streams[on]}.wait(done);
-      }
-      copy(r.data + x.number * most, x.p, x.bytes, streams[on]);
-      if (random() % 10 == 0) {
-        queue{streams[on]}.synchronize();
-        memory.deallocate_sync(x.p, x.bytes, 64);
-      } else {
-        memory.deallocate(streams[on], x.p, x.bytes, 64);
-      }
-      held[k] = held.back();
-      held.pop_back();
-    };
-    while (sizes.size() < count) {
-      const std::size_t bytes = 1 + random() % most;
-      const auto on = static_cast<unsigned>(random() % 3);
-      void* p = nullptr;
-      try {
-        p = random() % 10 ? memory.allocate(streams[on], bytes, 64) : memory.allocate_sync(bytes, 64);
-      } catch (const hd::memory_error&) {
-        end(random() % held.size());
-        continue;
-      }
-      set(p, static_cast<unsigned char>(1 + sizes.size()), bytes, streams[on]);
-      held.push_back({p, bytes, sizes.size(), on});
-      sizes.push_back(bytes);
-      if (random() % 2) end(random() % held.size());
-    }
-    while (!held.empty()) end(held.size() - 1);
-    for (const queue q : streams) q.synchronize();
-    std::size_t spoiled = 0;
-    for (std::size_t i = 0; i < count; ++i) spoiled += !r.all(i * most, sizes[i], static_cast<unsigned char>(1 + i));
-    CHECK(spoiled == 0);
+    whatever_streams_do(memory, round);
     CHECK(memory.refused() == 0);
-    CHECK(memory.in_use() == 0);
   }
+  hd::limiting limited{hd::cuda_device{}, 6 * 1024};  // four bins
+  whatever_streams_do(hd::binning{limited, {.smallest = 32, .largest = 256, .chunk = 1024}, hd::cuda_order{}}, 4);
+}
+
+TEST_CASE("memory: an arena on a stream", "[seeds]") {
+  stream q;
+  results r(8 * 1500);
+  hd::tracking upstream{hd::cuda_async{}};
+  {
+    hd::arena memory{upstream, 1};
+    for (unsigned k = 0; k < 8; ++k) {  // one block after the other in one place, then in two chunks
+      const auto value = static_cast<unsigned char>(1 + k);
+      void* const a = memory.allocate(queue{q}, 1500, 256);
+      void* const b = k < 4 ? nullptr : memory.allocate(queue{q}, 5000, 256);
+      set(a, value, 1500, q);
+      if (b) copy(b, a, 1500, q);
+      copy(r.data + 1500 * k, b ? b : a, 1500, q);
+      memory.deallocate(queue{q}, a, 1500, 256);
+      memory.deallocate(queue{q}, b, 5000, 256);
+    }
+    queue{q}.synchronize();
+  }
+  CHECK(upstream.bytes() == 0);
+  for (unsigned k = 0; k < 8; ++k) CHECK(r.all(1500u * k, 1500, static_cast<unsigned char>(1 + k)));
 }
 
 TEST_CASE("memory: a planned step on a stream", "[seeds]") {
@@ -362,12 +402,26 @@ struct careless {
   void deallocate(cudaStream_t, void* p, std::size_t bytes, std::size_t a) noexcept { deallocate_sync(p, bytes, a); }
 };
 
+// Resources without streams, of both generations.
+struct newer_sync {
+  void* allocate_sync(std::size_t bytes, std::size_t a) { return from.allocate_sync(bytes, a); }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t a) noexcept { from.deallocate_sync(p, bytes, a); }
+  hd::pool<hd::cuda_pinned> from{};
+};
+struct older_sync {
+  void* allocate(std::size_t bytes, std::size_t a) { return from.allocate_sync(bytes, a); }
+  void deallocate(void* p, std::size_t bytes, std::size_t a) noexcept { from.deallocate_sync(p, bytes, a); }
+  hd::pool<hd::cuda_pinned> from{};
+};
+
 struct on_device {};
 using bridged_pool = hd::cuda_mr_over<hd::queue_pool<hd::cuda_order, hd::cuda_device>, on_device>;
 static_assert(stream_resource<bridged_pool, cccl_stream> && stream_resource<bridged_pool, rmm_stream>);
 template <class Property>
 concept bridged_has = requires(const bridged_pool& r, Property p) { get_property(r, p); };
 static_assert(bridged_has<on_device> && !bridged_has<int>);
+using without_streams = hd::cuda_mr_over<hd::pool<hd::cuda_pinned>>;
+static_assert(synchronous_resource<without_streams> && !stream_resource<without_streams, rmm_stream>);
 
 #ifdef HEDDLE_TEST_CCCL
 using device = cuda::mr::device_accessible;
@@ -376,10 +430,28 @@ static_assert(cuda::mr::async_resource_with<both, device, cuda::mr::host_accessi
 static_assert(cuda::mr::resource_with<both, device, cuda::mr::host_accessible>);
 static_assert(!cuda::mr::resource_with<hd::cuda_mr_over<hd::cuda_device, device>, cuda::mr::host_accessible>);
 static_assert(stream_resource<both, cuda::stream_ref>);
+static_assert(cuda::mr::resource_with<hd::cuda_mr_over<hd::pool<hd::cuda_pinned>, cuda::mr::host_accessible>,
+                                      cuda::mr::host_accessible>);
+static_assert(hd::resource<hd::from_cuda_mr<cuda::mr::resource_ref<cuda::mr::host_accessible>>, queue>);
 static_assert(hd::resource<hd::from_cuda_mr<cuda::mr::async_resource_ref<device>>, queue>);
 #endif
 
 }  // namespace memory_test
+
+TEST_CASE("memory: what has no streams gets memory back after the work on it", "[seeds]") {
+  stream q;
+  results r(4 * 1000);
+  hd::from_cuda_mr memory{newer_sync{}};
+  for (unsigned k = 0; k < 4; ++k) {
+    void* const p = memory.allocate(queue{q}, 1000, 64);
+    set(p, static_cast<unsigned char>(1 + k), 1000, q);
+    copy(r.data + 1000 * k, p, 1000, q);
+    memory.deallocate(queue{q}, p, 1000, 64);
+    std::memset(memory.allocate_sync(1000, 64), 99, 1000);  // at the same place, at once
+  }
+  queue{q}.synchronize();
+  for (unsigned k = 0; k < 4; ++k) CHECK(r.all(1000u * k, 1000, static_cast<unsigned char>(1 + k)));
+}
 
 TEST_CASE("memory: a resource of ours under the names of cuda::mr, and back") {
   stream q;
@@ -392,6 +464,9 @@ TEST_CASE("memory: a resource of ours under the names of cuda::mr, and back") {
     obeys_the_rules(hd::from_cuda_mr{newer_ref<bridged_pool, rmm_stream>{&over}});
     obeys_the_rules(hd::from_cuda_mr{newer_ref<bridged_pool, cccl_stream>{&over}});
     obeys_the_rules(hd::from_cuda_mr{over});
+    obeys_the_rules(hd::from_cuda_mr{newer_sync{}});
+    obeys_the_rules(hd::from_cuda_mr{older_sync{}});
+    obeys_the_rules(hd::from_cuda_mr{without_streams{hd::pool{hd::cuda_pinned{}}}});
 #ifdef HEDDLE_TEST_CCCL
     hd::cuda_mr_over<hd::cuda_device, device> plain{hd::cuda_device{}};
     obeys_the_rules(hd::from_cuda_mr{cuda::mr::async_resource_ref<device>{plain}});

@@ -8,9 +8,20 @@
 
 #include "conformance.hpp"
 
+#include <algorithm>
 #include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <future>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
 
 namespace hd = heddle;
 
@@ -25,6 +36,7 @@ struct books {
   std::vector<std::pair<std::size_t, std::size_t>> waits;  // which queue waited for which
   std::size_t blocked = 0;                                 // how often the host waited
   std::size_t events = 0;                                  // that were recorded and are alive
+  std::size_t broken = queues;                             // the queue that can't be waited for, if there is one
   // Work is done only when what it comes after is.
   void finish(std::size_t q, std::size_t until) {
     if (done[q] < until) done[q] = until;
@@ -68,6 +80,7 @@ struct scripted {
     bool ready() const { return !of || of->done[number] >= moment; }
     void synchronize() const {
       if (ready()) return;
+      if (number == of->broken) throw std::runtime_error("this queue is broken");
       ++of->blocked;
       of->finish(number, moment);
     }
@@ -97,6 +110,140 @@ struct fixture {
 };
 
 }  // namespace
+
+TEST_CASE("queue_pool: at its end it waits for every queue that can be waited for", "[memory][queue_pool]") {
+  books b;
+  hd::tracking<> upstream{};
+  {
+    pool memory{scripted{}, upstream, {}};
+    for (std::size_t q = 0; q < queues; ++q) {
+      const scripted::queue on{&b, q};
+      void* const p = memory.allocate(on, 100, 64);
+      ++b.end[q];
+      memory.deallocate(on, p, 100, 64);
+    }
+    b.broken = 0;
+    CHECK_THROWS_AS(memory.trim(), std::runtime_error);
+  }
+  CHECK(b.done == moments{0, b.end[1], b.end[2]});
+  CHECK(upstream.bytes() == 0);
+  CHECK(b.events == 0);
+}
+
+namespace {
+
+// Queues that are threads: what is enqueued runs there, in order, while the program goes on.
+class worker {
+ public:
+  worker() : thread_([this] { run(); }) {}
+  worker(const worker&) = delete;
+  ~worker() {
+    push({});
+    thread_.join();
+  }
+  void push(std::function<void()> job) {
+    std::lock_guard lock(mutex_);
+    jobs_.push_back(std::move(job));
+    changed_.notify_one();
+  }
+
+ private:
+  void run() {
+    for (;;) {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return !jobs_.empty(); });
+      const std::function<void()> job = std::move(jobs_.front());
+      jobs_.pop_front();
+      lock.unlock();
+      if (!job) return;
+      job();
+    }
+  }
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> jobs_;
+  std::thread thread_;
+};
+
+struct threaded {
+  class event;
+  struct queue {
+    worker* on = nullptr;
+    void synchronize() const;
+    void wait(const event& e) const;
+    friend bool operator==(queue, queue) = default;
+  };
+  class event {
+   public:
+    void record(queue q) {
+      reached_ = std::make_shared<std::promise<void>>();
+      future_ = reached_->get_future().share();
+      q.on->push([to = reached_] { to->set_value(); });
+    }
+    bool ready() const { return !reached_ || future_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
+    void synchronize() const {
+      if (reached_) future_.wait();
+    }
+
+   private:
+    std::shared_ptr<std::promise<void>> reached_;
+    std::shared_future<void> future_;
+  };
+};
+void threaded::queue::synchronize() const {
+  event e;
+  e.record(*this);
+  e.synchronize();
+}
+void threaded::queue::wait(const event& e) const {
+  on->push([e] { e.synchronize(); });
+}
+
+}  // namespace
+
+TEST_CASE("queue_pool: several threads on one pool, each with a queue of its own", "[memory][queue_pool]") {
+  hd::tracking<> upstream{};
+  std::atomic<std::size_t> spoiled = 0, refused = 0;
+  {
+    std::array<worker, 3> workers;
+    hd::queue_pool memory{threaded{}, upstream, {.max = 1 << 14, .growth = 1 << 12}};
+    const auto client = [&](std::size_t me) {
+      std::mt19937 random(static_cast<unsigned>(me));
+      const threaded::queue q{&workers[me]};
+      for (unsigned k = 0; k < 300; ++k) {
+        const std::size_t bytes = 1 + random() % 3000;
+        unsigned char* p = nullptr;
+        try {
+          p = static_cast<unsigned char*>(random() % 20 ? memory.allocate(q, bytes, 64)
+                                                        : memory.allocate_sync(bytes, 64));
+        } catch (const hd::memory_error&) {  // the others have it
+          ++refused;
+          continue;
+        }
+        const auto mark = static_cast<unsigned char>(3 * k + me);
+        workers[me].push([p, bytes, mark] { std::memset(p, mark, bytes); });
+        workers[me].push([p, bytes, mark, &spoiled] {
+          spoiled += static_cast<std::size_t>(std::count_if(p, p + bytes, [=](unsigned char c) { return c != mark; }));
+        });
+        if (k % 50 == 49) {
+          q.synchronize();
+          memory.deallocate_sync(p, bytes, 64);
+          memory.trim();
+        } else {
+          memory.deallocate(q, p, bytes, 64);  // while it is written
+        }
+      }
+    };
+    std::array<std::thread, 3> clients;
+    for (std::size_t i = 0; i < clients.size(); ++i) clients[i] = std::thread(client, i);
+    for (std::thread& t : clients) t.join();
+    CHECK(memory.in_use() == 0);
+    CHECK(memory.refused() == 0);
+  }
+  CHECK(spoiled == 0);
+  CHECK(refused < 900);
+  CHECK(upstream.bytes() == 0);
+}
 
 TEST_CASE("queue_pool conforms", "[memory][queue_pool]") {
   heddle_test::conforms_to_resource([] { return hd::queue_pool{hd::host{}, hd::host_resource{}}; });

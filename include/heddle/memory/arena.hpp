@@ -31,7 +31,8 @@ inline namespace v0 {
 /// State:   24 bytes a chunk, shared by all copies.
 /// Traffic: a few instructions a call; holds on to freed memory until nothing is live.
 /// Order:   any upstream; `thread_safe` around it where several threads use it.
-/// Sync:    none: one thread at a time.
+/// Sync:    none: one thread at a time, and on a device one queue for all calls: what it does afterwards uses memory
+///          again that was given back. When the last copy goes, no work may use its memory any more.
 /// Throws:  `argument_error` on a bad alignment or a chunk of 0 bytes; what the upstream throws.
 template <class Upstream = host_resource> class arena {
   static_assert(has_allocate_sync<Upstream> && has_deallocate_sync<Upstream>,
@@ -47,26 +48,12 @@ template <class Upstream = host_resource> class arena {
 
   /// A block, usable at once.
   void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    detail::check_alignment("arena", alignment);
-    if (bytes == 0) return nullptr;
-    state& s = *state_;
-    std::uintptr_t at = (s.next + alignment - 1) & ~static_cast<std::uintptr_t>(alignment - 1);
-    if (at > s.end || s.end - at < bytes) {
-      s.grow(detail::round_up("arena", bytes, detail::max_alignment));
-      at = s.next;
-    }
-    s.next = at + bytes;
-    ++s.live;
-    return reinterpret_cast<void*>(at);
+    return take(bytes, alignment, [this](void* p, std::size_t n) { state_->give_back(p, n); });
   }
 
   /// Gives a block back.
   void deallocate_sync(void* p, std::size_t bytes, std::size_t /*alignment*/) noexcept {
-    if (!p) return;
-    state& s = *state_;
-    const auto at = reinterpret_cast<std::uintptr_t>(p);
-    if (at + bytes == s.next) s.next = at;
-    if (--s.live == 0) s.begin_again();
+    give(p, bytes, [this](void* chunk, std::size_t n) { state_->give_back(chunk, n); });
   }
 
   /// As `allocate_sync`: the host's queue does everything at once.
@@ -75,6 +62,22 @@ template <class Upstream = host_resource> class arena {
   /// As `deallocate_sync`.
   void deallocate(host::queue, void* p, std::size_t bytes, std::size_t alignment) noexcept {
     deallocate_sync(p, bytes, alignment);
+  }
+
+  /// A block for later work on `q`, which is the same in all calls.
+  template <class Queue>
+  void* allocate(Queue q, std::size_t bytes, std::size_t alignment)
+    requires has_deallocate<Upstream, Queue>
+  {
+    return take(bytes, alignment, [this, q](void* p, std::size_t n) { state_->give_back(q, p, n); });
+  }
+
+  /// Gives a block back; work that `q` has now may use it still.
+  template <class Queue>
+  void deallocate(Queue q, void* p, std::size_t bytes, std::size_t /*alignment*/) noexcept
+    requires has_deallocate<Upstream, Queue>
+  {
+    give(p, bytes, [this, q](void* chunk, std::size_t n) { state_->give_back(q, chunk, n); });
   }
 
   /// Bytes held from the upstream.
@@ -86,6 +89,29 @@ template <class Upstream = host_resource> class arena {
   friend bool operator==(const arena& a, const arena& b) noexcept { return a.state_ == b.state_; }
 
  private:
+  // Chunks that are given up go to give_up(pointer, bytes).
+  template <class GiveUp> void* take(std::size_t bytes, std::size_t alignment, GiveUp give_up) {
+    detail::check_alignment("arena", alignment);
+    if (bytes == 0) return nullptr;
+    state& s = *state_;
+    std::uintptr_t at = (s.next + alignment - 1) & ~static_cast<std::uintptr_t>(alignment - 1);
+    if (at > s.end || s.end - at < bytes) {
+      s.grow(detail::round_up("arena", bytes, detail::max_alignment), give_up);
+      at = s.next;
+    }
+    s.next = at + bytes;
+    ++s.live;
+    return reinterpret_cast<void*>(at);
+  }
+
+  template <class GiveUp> void give(void* p, std::size_t bytes, GiveUp give_up) noexcept {
+    if (!p) return;
+    state& s = *state_;
+    const auto at = reinterpret_cast<std::uintptr_t>(p);
+    if (at + bytes == s.next) s.next = at;
+    if (--s.live == 0) s.begin_again(give_up);
+  }
+
   struct piece {
     void* p;
     std::size_t bytes;
@@ -95,12 +121,19 @@ template <class Upstream = host_resource> class arena {
     state(Upstream u, std::size_t c) : upstream(std::move(u)), chunk(c) {}
     state(const state&) = delete;
     state& operator=(const state&) = delete;
-    ~state() { release(); }
+    ~state() {
+      release([this](void* p, std::size_t n) { give_back(p, n); });
+    }
 
-    void grow(std::size_t bytes) {
+    void give_back(void* p, std::size_t bytes) noexcept { upstream.deallocate_sync(p, bytes, detail::max_alignment); }
+    template <class Queue> void give_back(Queue q, void* p, std::size_t bytes) noexcept {
+      upstream.deallocate(q, p, bytes, detail::max_alignment);
+    }
+
+    template <class GiveUp> void grow(std::size_t bytes, GiveUp& give_up) {
       if (live == 0) {  // what was kept is too small
         bytes = (std::max)(bytes, wanted);
-        release();
+        release(give_up);
       }
       bytes = (std::max)(bytes, chunk);
       chunks.reserve(chunks.size() + 1);
@@ -111,17 +144,17 @@ template <class Upstream = host_resource> class arena {
       end = next + bytes;
     }
 
-    void begin_again() noexcept {
+    template <class GiveUp> void begin_again(GiveUp& give_up) noexcept {
       if (chunks.size() == 1) {
         next = reinterpret_cast<std::uintptr_t>(chunks[0].p);
         return;
       }
       wanted = held;  // the next round takes it in one piece
-      release();
+      release(give_up);
     }
 
-    void release() noexcept {
-      for (const piece& x : chunks) upstream.deallocate_sync(x.p, x.bytes, detail::max_alignment);
+    template <class GiveUp> void release(GiveUp&& give_up) noexcept {
+      for (const piece& x : chunks) give_up(x.p, x.bytes);
       chunks.clear();
       held = 0;
       next = end = 0;

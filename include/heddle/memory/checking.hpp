@@ -131,12 +131,15 @@ class checking_policy {
 /// @endcode
 ///
 /// State:   about 80 bytes for each block ever handed out, shared by all copies; 128 or more around each live one.
-/// Order:   any upstream on the host; outermost, since the call sites are those that call this adaptor.
+/// Order:   any upstream on the host, which writes to the memory; outermost, since the call sites are those that call
+///          this adaptor. On a device compute-sanitizer looks for overruns.
 /// Sync:    a mutex; thread-safe if the upstream is.
 /// Throws:  what the upstream throws; `argument_error` on a bad alignment.
 template <class Upstream = host_resource> class checking {
   static_assert(has_allocate_sync<Upstream> && has_deallocate_sync<Upstream>,
                 "heddle::checking: the upstream must provide allocate_sync and a noexcept deallocate_sync");
+  static_assert(has_allocate<Upstream, host::queue>,
+                "heddle::checking: the upstream must serve host::queue, since the host reads and writes around blocks");
 
  public:
   /// Watches blocks of a copy of `upstream`.

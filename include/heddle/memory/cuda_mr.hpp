@@ -36,7 +36,8 @@ template <has_stream Stream> cuda_order::queue queue_of(const Stream& s) {
 /// CCCL 3.0, the one of CUDA 13.0, asks for `allocate`, `deallocate`, `allocate_async` and `deallocate_async`, with the
 /// stream last; later ones for `allocate_sync`, `deallocate_sync`, `allocate` and `deallocate`, with the stream first.
 /// This has both. So it converts to `cuda::mr::resource_ref` and the like, and to RMM's references, which are made of
-/// them. Whoever holds a reference must keep this object. No parameter has a default value.
+/// them. A resource without `cuda_order::queue`, such as a `pool` of pinned memory, has the names without a stream.
+/// Whoever holds a reference must keep this object. No parameter has a default value.
 ///
 /// @code{.cpp}
 /// heddle::queue_pool pool{heddle::cuda_order{}, heddle::cuda_device{}};
@@ -48,8 +49,11 @@ template <has_stream Stream> cuda_order::queue queue_of(const Stream& s) {
 /// Throws:  what the resource throws.
 /// @tparam Properties What `get_property` answers, such as `cuda::mr::device_accessible` and `host_accessible`.
 template <class Resource, class... Properties> class cuda_mr_over {
-  static_assert(resource<Resource, cuda_order::queue>,
-                "heddle::cuda_mr_over: the resource must serve cuda_order::queue; see heddle/memory/concept.hpp");
+  static_assert(has_allocate_sync<Resource> && has_deallocate_sync<Resource> && has_shared_copies<Resource> &&
+                    has_equality<Resource>,
+                "heddle::cuda_mr_over: the resource must provide allocate_sync, deallocate_sync, copies and ==");
+  static constexpr bool has_streams =
+      has_allocate<Resource, cuda_order::queue> && has_deallocate<Resource, cuda_order::queue>;
 
  public:
   /// Over a copy of `r`.
@@ -62,12 +66,17 @@ template <class Resource, class... Properties> class cuda_mr_over {
     held_.deallocate_sync(p, bytes, alignment);
   }
   /// Memory for later work on a stream: the newer name.
-  template <detail::has_stream Stream> void* allocate(Stream stream, std::size_t bytes, std::size_t alignment) {
+  template <detail::has_stream Stream>
+  void* allocate(Stream stream, std::size_t bytes, std::size_t alignment)
+    requires has_streams
+  {
     return held_.allocate(detail::queue_of(stream), bytes, alignment);
   }
   /// Gives it back: the newer name.
   template <detail::has_stream Stream>
-  void deallocate(Stream stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+  void deallocate(Stream stream, void* p, std::size_t bytes, std::size_t alignment) noexcept
+    requires has_streams
+  {
     held_.deallocate(detail::queue_of(stream), p, bytes, alignment);
   }
 
@@ -78,12 +87,17 @@ template <class Resource, class... Properties> class cuda_mr_over {
     held_.deallocate_sync(p, bytes, alignment);
   }
   /// Memory for later work on a stream: the name of CCCL 3.0.
-  template <detail::has_stream Stream> void* allocate_async(std::size_t bytes, std::size_t alignment, Stream stream) {
+  template <detail::has_stream Stream>
+  void* allocate_async(std::size_t bytes, std::size_t alignment, Stream stream)
+    requires has_streams
+  {
     return held_.allocate(detail::queue_of(stream), bytes, alignment);
   }
   /// Gives it back: the name of CCCL 3.0.
   template <detail::has_stream Stream>
-  void deallocate_async(void* p, std::size_t bytes, std::size_t alignment, Stream stream) noexcept {
+  void deallocate_async(void* p, std::size_t bytes, std::size_t alignment, Stream stream) noexcept
+    requires has_streams
+  {
     held_.deallocate(detail::queue_of(stream), p, bytes, alignment);
   }
 
@@ -101,26 +115,32 @@ template <class Resource, class... Properties> class cuda_mr_over {
 /// @brief A resource of Heddle over one of CCCL's or RMM's, of either generation: a resource, or a reference to one.
 ///
 /// RMM's `device_async_resource_ref` and `cuda::mr::async_resource_ref` are references: what they refer to must outlive
-/// this. Alignments above 256 bytes, which many such resources ignore, are made up for here.
+/// this. Alignments above 256 bytes, which many such resources ignore, are made up for here. One without streams gives
+/// memory that any queue may use at once; before it gets it back, this waits for the queue.
 ///
 /// State:   a copy of the other; for blocks that it aligned too little, where they begin, shared by copies.
-/// Sync:    as the other.
+/// Sync:    as the other; `deallocate` waits for its queue where the other has no streams, and where that fails, as the
+///          queue is broken, gives nothing back.
 /// Throws:  `argument_error` on a bad alignment; `memory_error` where the other throws `std::bad_alloc` (RMM's errors
 ///          of that kind do); anything else that it throws.
 template <class Other> class from_cuda_mr {
-  static constexpr bool newer = requires(Other& o, cudaStream_t s, void* p, std::size_t n) {
+  static constexpr bool newer_streams = requires(Other& o, cudaStream_t s, void* p, std::size_t n) {
     o.allocate(s, n, n);
     o.deallocate(s, p, n, n);
+  };
+  static constexpr bool older_streams = requires(Other& o, cudaStream_t s, void* p, std::size_t n) {
+    o.allocate_async(n, n, s);
+    o.deallocate_async(p, n, n, s);
+  };
+  static constexpr bool newer_sync = requires(Other& o, void* p, std::size_t n) {
     o.allocate_sync(n, n);
     o.deallocate_sync(p, n, n);
   };
   static_assert(
-      newer || requires(Other& o, cudaStream_t s, void* p, std::size_t n) {
-        o.allocate_async(n, n, s);
-        o.deallocate_async(p, n, n, s);
+      newer_sync || requires(Other& o, void* p, std::size_t n) {
         o.allocate(n, n);
         o.deallocate(p, n, n);
-      }, "heddle::from_cuda_mr: the resource must have the calls of cuda::mr, with a stream and without");
+      }, "heddle::from_cuda_mr: the resource must have the calls of cuda::mr, at least those without a stream");
 
  public:
   /// Over a copy of `other`.
@@ -131,10 +151,12 @@ template <class Other> class from_cuda_mr {
     return take(
         bytes, alignment,
         [&](std::size_t n) {
-          if constexpr (newer)
+          if constexpr (newer_streams)
             return other_.allocate(q.stream, n, alignment);
-          else
+          else if constexpr (older_streams)
             return other_.allocate_async(n, alignment, q.stream);
+          else
+            return take_sync(n, alignment);
         },
         [&](void* p, std::size_t n) noexcept { give(q, p, n, alignment); });
   }
@@ -147,13 +169,7 @@ template <class Other> class from_cuda_mr {
   /// Memory usable at once.
   void* allocate_sync(std::size_t bytes, std::size_t alignment) {
     return take(
-        bytes, alignment,
-        [&](std::size_t n) {
-          if constexpr (newer)
-            return other_.allocate_sync(n, alignment);
-          else
-            return other_.allocate(n, alignment);
-        },
+        bytes, alignment, [&](std::size_t n) { return take_sync(n, alignment); },
         [&](void* p, std::size_t n) noexcept { give_sync(p, n, alignment); });
   }
   /// Gives it back.
@@ -178,13 +194,22 @@ template <class Other> class from_cuda_mr {
     }
   }
   void give(cuda_order::queue q, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if constexpr (newer)
+    if constexpr (newer_streams) {
       other_.deallocate(q.stream, p, bytes, alignment);
-    else
+    } else if constexpr (older_streams) {
       other_.deallocate_async(p, bytes, alignment, q.stream);
+    } else {
+      if (cudaStreamSynchronize(q.stream) == cudaSuccess) give_sync(p, bytes, alignment);
+    }
+  }
+  void* take_sync(std::size_t bytes, std::size_t alignment) {
+    if constexpr (newer_sync)
+      return other_.allocate_sync(bytes, alignment);
+    else
+      return other_.allocate(bytes, alignment);
   }
   void give_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if constexpr (newer)
+    if constexpr (newer_sync)
       other_.deallocate_sync(p, bytes, alignment);
     else
       other_.deallocate(p, bytes, alignment);
