@@ -6,6 +6,7 @@
 #include <heddle/memory/host_resource.hpp>
 #include <heddle/memory/tracking.hpp>
 #include <heddle/recompute/chain.hpp>
+#include <heddle/recompute/checked.hpp>
 #include <heddle/recompute/none.hpp>
 #include <heddle/recompute/optimal.hpp>
 #include <heddle/recompute/selective.hpp>
@@ -80,8 +81,7 @@ TEST_CASE("gpt: blocks cut into eight layers give the same loss and gradients un
     std::vector<int> told(m.plan().size());
     m.shared().ready = [&](std::size_t i) { ++told[i]; };
     std::fill(m.gradients().begin(), m.gradients().end(), 7.0);
-    hd::recompute::chain chain{policy, memory, fine.list()};
-    chain.check(true);
+    hd::recompute::chain chain{hd::recompute::checked{policy}, memory, fine.list()};
     CHECK(*static_cast<const double*>(chain.forward(text.inputs.data())) == Approx(loss).epsilon(1e-13));
     const double one = 1;
     chain.backward(&one, nullptr);

@@ -4,6 +4,7 @@
 #include <heddle/memory/pool.hpp>
 #include <heddle/memory/tracking.hpp>
 #include <heddle/recompute/chain.hpp>
+#include <heddle/recompute/checked.hpp>
 #include <heddle/recompute/none.hpp>
 #include <heddle/recompute/sqrt.hpp>
 
@@ -21,7 +22,9 @@ namespace rc = heddle::recompute;
 using heddle_test::bytes_layer;
 using heddle_test::centre;
 using heddle_test::dropout;
+using heddle_test::has;
 using heddle_test::linear;
+using heddle_test::message;
 using heddle_test::tanh_layer;
 
 namespace {
@@ -42,8 +45,7 @@ const std::array<double, 6> x{0.3, -0.7, 0.2, 0.9, -0.4, 0.5};
 /// One step under a policy with the loss sum(y^2) / 2; all gradients, one after another.
 template <class Policy> std::vector<double> gradients(network& net, Policy policy, bool want_input = true) {
   hd::tracking memory{hd::host_resource{}};
-  rc::chain c{policy, memory, net.a, net.b, net.c, net.d, net.e, net.f, net.g, net.h};
-  c.check(true);
+  rc::chain c{rc::checked{policy}, memory, net.a, net.b, net.c, net.d, net.e, net.f, net.g, net.h};
   auto y = static_cast<const double*>(c.forward(x.data()));
   const std::vector<double> dy(y, y + 4);
   std::vector<double> dx(6);
@@ -85,17 +87,6 @@ struct thrower : bytes_layer {
     bytes_layer::backward(i, s, go, gi);
   }
 };
-
-template <class Call> std::string message(Call call) {
-  try {
-    call();
-  } catch (const hd::error& e) {
-    return e.what();
-  }
-  return "nothing was thrown";
-}
-
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 }  // namespace
 
 TEST_CASE("gradients through a chain are those of finite differences", "[recompute][chain]") {
@@ -257,13 +248,11 @@ TEST_CASE("a recomputed value that differs is found by checking", "[recompute][c
   drifting a{{40, 13, 0}};
   bytes_layer b{13, 10, 1}, e{10, 10, 1};
   hd::tracking memory{hd::host_resource{}};
-  rc::chain c{rc::sqrt{}, memory, rc::layer{a, "drifting"}, b, e};
   const std::vector<unsigned char> in(40), g(10);
-  c.forward(in.data());
-  CHECK_NOTHROW(c.backward(g.data(), nullptr));
-  c.forward(in.data());
-  c.check(true);  // not in the middle of a step
-  CHECK_NOTHROW(c.backward(g.data(), nullptr));
+  rc::chain unchecked{rc::sqrt{}, memory, rc::layer{a, "drifting"}, b, e};
+  unchecked.forward(in.data());
+  CHECK_NOTHROW(unchecked.backward(g.data(), nullptr));
+  rc::chain c{rc::checked{rc::sqrt{}}, memory, rc::layer{a, "drifting"}, b, e};
   c.forward(in.data());
   const std::string text = message([&] { c.backward(g.data(), nullptr); });
   CHECK(has(text, "step 4"));

@@ -4,6 +4,7 @@
 
 #include <heddle/memory/tracking.hpp>
 #include <heddle/recompute/chain.hpp>
+#include <heddle/recompute/checked.hpp>
 
 #include "../support/catch.hpp"
 #include "layers.hpp"
@@ -47,8 +48,7 @@ template <class Policy> void conforms_to_policy(Policy policy) {
 
       std::vector<heddle::recompute::layer> list(layers.begin(), layers.end());
       heddle::tracking memory{heddle::host_resource{}, {.log = true}};
-      heddle::recompute::chain c{policy, memory, list};
-      c.check(true);
+      heddle::recompute::chain c{heddle::recompute::checked{policy}, memory, list};
       const heddle::recompute::simulation expected = simulate(policy.plan(costs_of(layers)), costs_of(layers));
       std::vector<unsigned char> got(40);
       for (int step = 0; step < 2; ++step) {

@@ -10,6 +10,7 @@
 #include <heddle/memory/planned.hpp>
 #include <heddle/memory/tracking.hpp>
 #include <heddle/recompute/chain.hpp>
+#include <heddle/recompute/checked.hpp>
 #include <heddle/recompute/completion.hpp>
 #include <heddle/recompute/offload.hpp>
 #include <heddle/recompute/optimal.hpp>
@@ -39,6 +40,8 @@ namespace {
 namespace hd = heddle;
 namespace rc = heddle::recompute;
 using heddle_test::bytes_layer;
+using heddle_test::has;
+using heddle_test::message;
 using heddle_test::mix;
 using bytes = std::vector<unsigned char>;
 
@@ -174,8 +177,7 @@ template <class Policy, class Store = rc::no_store<>>
 void conforms(net what, const Policy& policy, Store store = Store{}) {
   const bytes expected = reference(what);
   hd::tracking memory{hd::host_resource{}, {.log = true}};
-  rc::chain c{policy, memory, what.list(), std::move(store)};
-  c.check(true);
+  rc::chain c{rc::checked{policy}, memory, what.list(), std::move(store)};
   bytes got(40);
   for (int step = 0; step < 2; ++step) {
     memory.clear_samples();
@@ -200,17 +202,6 @@ void conforms(net what, const Policy& policy, Store store = Store{}) {
   }
   CHECK(again == 2 * c.simulated().extra_forwards);
 }
-
-template <class Call> std::string message(Call call) {
-  try {
-    call();
-  } catch (const hd::error& e) {
-    return e.what();
-  }
-  return "nothing was thrown";
-}
-
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 bool odd(std::size_t i, const rc::layer_cost&) { return i % 3 != 1; }
 }  // namespace

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <heddle/core/error.hpp>
 #include <heddle/recompute/concept.hpp>
 
 #include <cmath>
@@ -16,6 +17,18 @@
 namespace heddle_test {
 
 using heddle::recompute::pass;
+
+/// What a call that throws says.
+template <class Call> std::string message(Call call) {
+  try {
+    call();
+  } catch (const heddle::error& e) {
+    return e.what();
+  }
+  return "nothing was thrown";
+}
+
+inline bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 inline std::uint64_t mix(std::uint64_t x) {
   x += 0x9e3779b97f4a7c15u;

@@ -61,7 +61,7 @@ template <class Queue = host::queue> struct no_store {
 /// State:   between forward and backward what the schedule holds, else nothing; some 300 bytes per layer beside it.
 /// Sync:    runs on the caller's thread, one at a time; only enqueues, where layers do.
 /// Throws:  `schedule_error` when a schedule doesn't fit the layers, before anything runs, and when a layer's sizes
-///          (with `check`, its values) differ on recomputation, naming layer and step; `argument_error` on a missing
+///          (under `checked`, its values) differ on recomputation, naming layer and step; `argument_error` on a missing
 ///          gradient or a call out of order; what layers and the resource throw. After an exception from a running
 ///          layer or the resource everything is given back and the next `forward` starts anew.
 ///
@@ -126,7 +126,6 @@ template <class Policy, class Resource = host_resource, class Store = no_store<>
     if (std::vector<layer_cost> now = ask(); now != costs_) adopt(std::move(now));
     input_ = in;
     step_ = 0;
-    checking_ = check_;
     try {
       run_to(simulated_.forward_steps);
     } catch (...) {
@@ -217,13 +216,6 @@ template <class Policy, class Resource = host_resource, class Store = no_store<>
     fixed_ = false;
   }
 
-  /// @brief Compares every recomputed output, bit for bit, with the first one by a 64-bit hash; off by default. Reads
-  /// outputs on the calling thread, so they must be the host's.
-  ///
-  /// Takes effect at the next `forward`; reads each output once more. A difference is a `schedule_error` naming layer
-  /// and step: a layer that draws its randomness from a state, or changes under `pass::again`.
-  void check(bool on) noexcept { check_ = on; }
-
   /// The schedule in use.
   const schedule& plan() const noexcept { return schedule_; }
   /// What it costs by simulation; `peak_bytes` is what `tracking` measures.
@@ -239,6 +231,9 @@ template <class Policy, class Resource = host_resource, class Store = no_store<>
 
  private:
   static constexpr bool stores = requires(Store& s, void* p, std::size_t n) { s.put(n, p, n); };
+  static constexpr bool checks = requires { requires Policy::checks_values; };
+  static_assert(!checks || std::same_as<queue, host::queue>,
+                "heddle::recompute::checked: outputs are compared on the host, so layers must work on host::queue");
 
   struct block {
     void* data = nullptr;
@@ -371,8 +366,8 @@ template <class Policy, class Resource = host_resource, class Store = no_store<>
         layers_[i].forward(in, output.data, own.saved.data, again ? pass::again : pass::first, workspace_.data);
       }
       release(workspace_);
-      if (checking_ && !early) {
-        const std::uint64_t hash = detail::hash_of(output.data, output.bytes);
+      if constexpr (checks) {
+        const std::uint64_t hash = early ? own.hash : detail::hash_of(output.data, output.bytes);
         if (again && hash != own.hash) complain(i, "its output differs in value from the first one");
         own.hash = hash;
       }
@@ -443,7 +438,6 @@ template <class Policy, class Resource = host_resource, class Store = no_store<>
   std::size_t step_ = 0;
   bool fixed_ = false;    // the schedule was given by use(): don't ask the policy
   bool pending_ = false;  // between forward and backward
-  bool check_ = false, checking_ = false;
 };
 
 }  // namespace recompute
