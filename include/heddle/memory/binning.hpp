@@ -28,9 +28,9 @@ struct binning_options {
 ///
 /// State:   one `fixed_size` resource a bin, shared by all copies.
 /// Traffic: constant time for what fits a bin; a block is at most twice the request.
-/// Order:   any upstream; a `pool` below it, on a device a `queue_pool`, serves the bins' chunks and the large
-/// requests. Sync:    as `fixed_size`; thread-safe if the upstream is. Throws:  `argument_error` on a bad alignment or
-/// option; what the upstream throws.
+/// Order:   any upstream; below it a `pool`, on a device a `queue_pool`, serves the bins' chunks and large requests.
+/// Sync:    as `fixed_size`; thread-safe if the upstream is.
+/// Throws:  `argument_error` on a bad alignment or option; what the upstream throws.
 /// @tparam Backend A type with a queue and an event, such as a backend.
 template <class Upstream = host_resource, class Backend = host> class binning {
   using bin_type = fixed_size<Upstream, Backend>;
