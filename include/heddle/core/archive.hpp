@@ -38,6 +38,28 @@ class file {
  private:
   std::FILE* file_;
 };
+
+// Puts a file that is written to the end under its name: synchronised to disk, closed, renamed. Throws file_error; then
+// neither it nor anything new under that name is there.
+inline void publish(file& f, const std::string& temporary, const std::string& path) {
+  const bool good = std::fflush(f.get()) == 0 && ::fsync(::fileno(f.get())) == 0;
+  // Closing can still fail where the file system writes late.
+  if (!f.close() || !good) {
+    std::remove(temporary.c_str());
+    throw file_error("heddle: can't write " + temporary);
+  }
+  if (std::rename(temporary.c_str(), path.c_str()) != 0) {
+    std::remove(temporary.c_str());
+    throw file_error("heddle: can't rename " + temporary + " to " + path);
+  }
+  // The name is safe when the directory is; some file systems know no such call, which is no failure of ours.
+  const std::size_t slash = path.rfind('/');
+  const int directory = ::open(slash == std::string::npos ? "." : path.substr(0, slash + 1).c_str(), O_RDONLY);
+  if (directory >= 0) {
+    ::fsync(directory);
+    ::close(directory);
+  }
+}
 }  // namespace detail
 
 /// @brief Collects a checkpoint in memory, then writes it whole: to a temporary name, synchronised to disk,
@@ -74,31 +96,15 @@ class archive_writer {
     std::uint64_t sum = detail::fnv1a(head, sizeof head);
     sum = detail::fnv1a(&length, sizeof length, sum);
     sum = detail::fnv1a(content_.data(), content_.size(), sum);
-    {
-      detail::file f(temporary, "wb");
-      const bool good =
-          f && std::fwrite(head, 1, sizeof head, f.get()) == sizeof head &&
-          std::fwrite(&length, sizeof length, 1, f.get()) == 1 &&
-          (content_.empty() || std::fwrite(content_.data(), 1, content_.size(), f.get()) == content_.size()) &&
-          std::fwrite(&sum, sizeof sum, 1, f.get()) == 1 && std::fflush(f.get()) == 0 &&
-          ::fsync(::fileno(f.get())) == 0;
-      // Closing can still fail where the file system writes late.
-      if (!f.close() || !good) {
-        std::remove(temporary.c_str());
-        throw file_error("heddle: can't write " + temporary);
-      }
-    }
-    if (std::rename(temporary.c_str(), path.c_str()) != 0) {
+    detail::file f(temporary, "wb");
+    if (!f || std::fwrite(head, 1, sizeof head, f.get()) != sizeof head ||
+        std::fwrite(&length, sizeof length, 1, f.get()) != 1 ||
+        std::fwrite(content_.data(), 1, content_.size(), f.get()) != content_.size() ||
+        std::fwrite(&sum, sizeof sum, 1, f.get()) != 1) {
       std::remove(temporary.c_str());
-      throw file_error("heddle: can't rename " + temporary + " to " + path);
+      throw file_error("heddle: can't write " + temporary);
     }
-    // The name is safe when the directory is; some file systems know no such call, which is no failure of ours.
-    const std::size_t slash = path.rfind('/');
-    const int directory = ::open(slash == std::string::npos ? "." : path.substr(0, slash + 1).c_str(), O_RDONLY);
-    if (directory >= 0) {
-      ::fsync(directory);
-      ::close(directory);
-    }
+    detail::publish(f, temporary, path);
   }
 
  private:

@@ -1,0 +1,253 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// about: sparse tables: pushes and pulls a second against libcuckoo and oneTBB, and bytes per row
+// needs: libcuckoo-dev libcuckoo/cuckoohash_map.hh
+// needs: libtbb-dev tbb/concurrent_hash_map.h
+// driver: script
+// links: tbb
+
+// table [bytes | REPETITIONS]: 8 M pushes of 16 floats, keys Zipf 1.05 over 1 M, batches of 8,192, in interleaved
+// pairs.
+#include <heddle/table/sparse_table.hpp>
+
+#include <tbb/concurrent_hash_map.h>
+#include <libcuckoo/cuckoohash_map.hh>
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+
+namespace hd = heddle;
+
+namespace {
+constexpr std::size_t dim = 16, batch = 8192, batches = 976, keys_in_all = 1'000'000;
+using key_type = std::uint64_t;
+
+// As our rows begin: from the key, by a cheap hash.
+void begin(key_type key, float* w) {
+  std::uint64_t x = key;
+  for (std::size_t i = 0; i < dim; ++i) {
+    x = hd::detail::mix(x);
+    w[i] = (static_cast<float>(x >> 40) * 0x1p-23f - 1.0f) * 0.01f;
+  }
+}
+
+// A key's first push, made a row only where it is one.
+struct first_push {
+  key_type key;
+  const float* gradient;
+};
+
+struct peer_row {
+  float weights[dim];
+  peer_row() = default;
+  explicit peer_row(const first_push& p) {
+    begin(p.key, weights);
+    add(p.gradient);
+  }
+  void add(const float* g) {
+    for (std::size_t d = 0; d < dim; ++d) weights[d] += g[d];
+  }
+};
+
+struct cuckoo {
+  static constexpr const char* name = "libcuckoo";
+  libcuckoo::cuckoohash_map<key_type, peer_row> map;
+  void push(const key_type* k, const float* g, std::size_t n) {
+    for (std::size_t i = 0; i < n; ++i, g += dim) {
+      map.upsert(k[i], [&](peer_row& r) { r.add(g); }, first_push{k[i], g});
+    }
+  }
+  void pull(const key_type* k, float* out, std::size_t n) {
+    for (std::size_t i = 0; i < n; ++i, out += dim) {
+      if (!map.find_fn(k[i], [&](const peer_row& r) { std::memcpy(out, r.weights, sizeof r); }))
+        std::memset(out, 0, sizeof(peer_row));
+    }
+  }
+};
+
+struct onetbb {
+  static constexpr const char* name = "tbb";
+  struct compare {
+    std::size_t hash(const key_type& k) const { return hd::detail::mix(k); }
+    bool equal(const key_type& a, const key_type& b) const { return a == b; }
+  };
+  using map_type = tbb::concurrent_hash_map<key_type, peer_row, compare>;
+  map_type map;
+  void push(const key_type* k, const float* g, std::size_t n) {
+    for (std::size_t i = 0; i < n; ++i, g += dim) {
+      map_type::accessor a;
+      if (map.insert(a, k[i])) begin(k[i], a->second.weights);
+      a->second.add(g);
+    }
+  }
+  void pull(const key_type* k, float* out, std::size_t n) {
+    for (std::size_t i = 0; i < n; ++i, out += dim) {
+      map_type::const_accessor a;
+      if (map.find(a, k[i]))
+        std::memcpy(out, a->second.weights, sizeof(peer_row));
+      else
+        std::memset(out, 0, sizeof(peer_row));
+    }
+  }
+};
+
+// With guard, dirty epoch and sequence, or without.
+template <class Guard, class Changes, bool Sequence> struct ours {
+  static constexpr const char* name = Sequence ? "ours" : "bare";
+  hd::sparse_table<key_type, hd::row<dim>, hd::rule::sum, hd::initial::uniform, hd::admit::always, hd::evict::never,
+                   Guard, Changes>
+      table;
+  std::atomic<std::uint64_t> sequence{0};
+  void push(const key_type* k, const float* g, std::size_t n, std::uint32_t worker = 0, std::uint64_t s = 0) {
+    table.push({k, n}, {g, n * dim}, {.worker = worker, .sequence = Sequence ? s : 0});
+  }
+  void pull(const key_type* k, float* out, std::size_t n) { table.read({k, n}, {out, n * dim}); }
+};
+using full = ours<hd::guard::reject, hd::changes::tracked, true>;
+using bare = ours<hd::guard::none, hd::changes::untracked, false>;
+
+struct load {
+  std::vector<key_type> keys;
+  std::vector<float> gradients;  // of one batch
+};
+
+load make_load() {
+  // Zipf 1.05 by the inverse of its distribution function.
+  std::vector<double> upto(keys_in_all);
+  double sum = 0;
+  for (std::size_t i = 0; i < keys_in_all; ++i) upto[i] = sum += std::pow(static_cast<double>(i + 1), -1.05);
+  load l;
+  l.keys.resize(batches * batch);
+  for (std::size_t i = 0; i < l.keys.size(); ++i) {
+    const hd::philox4x32::block b = hd::philox(7, 0, i);
+    const double u = (b.word[0] * 0x1p-32 + b.word[1] * 0x1p-64) * sum;
+    const auto rank = static_cast<std::uint64_t>(std::lower_bound(upto.begin(), upto.end(), u) - upto.begin());
+    l.keys[i] = hd::detail::mix(rank ^ 0x5bd1e995);
+  }
+  l.gradients.resize(batch * dim);
+  for (std::size_t i = 0; i < l.gradients.size(); ++i) l.gradients[i] = static_cast<float>(i % 7) * 0.125f;
+  return l;
+}
+
+template <class Function> double seconds(int threads, Function f) {
+  const auto start = std::chrono::steady_clock::now();
+  std::vector<std::thread> all;
+  for (int t = 1; t < threads; ++t) all.emplace_back(f, t);
+  f(0);
+  for (auto& t : all) t.join();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+struct rates {
+  double push, pull;  // million rows a second
+};
+
+template <class Table> rates measure(const load& l, int threads) {
+  auto table = std::make_unique<Table>();
+  rates r;
+  const double rows = static_cast<double>(l.keys.size()) * 1e-6;
+  r.push = rows / seconds(threads, [&](int t) {
+             for (std::size_t b = static_cast<std::size_t>(t); b < batches; b += static_cast<std::size_t>(threads)) {
+               const key_type* const k = l.keys.data() + b * batch;
+               if constexpr (requires { table->push(k, nullptr, 0, 0u, 0u); })
+                 table->push(k, l.gradients.data(), batch, static_cast<std::uint32_t>(t), b + 1);
+               else
+                 table->push(k, l.gradients.data(), batch);
+             }
+           });
+  r.pull = rows / seconds(threads, [&](int t) {
+             std::vector<float> out(batch * dim);
+             for (std::size_t b = static_cast<std::size_t>(t); b < batches; b += static_cast<std::size_t>(threads))
+               table->pull(l.keys.data() + b * batch, out.data(), batch);
+           });
+  return r;
+}
+
+double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v[v.size() / 2];
+}
+
+std::size_t resident() {
+  std::size_t all = 0, mine = 0;
+  std::FILE* const f = std::fopen("/proc/self/statm", "r");
+  if (f == nullptr || std::fscanf(f, "%zu %zu", &all, &mine) != 2) std::exit(1);
+  std::fclose(f);
+  return mine * 4096;
+}
+
+// Rows of AdaGrad: what the process grows by, what bytes() says, and the payload. Worst point too: just after growing.
+template <class Rule> void bytes(const char* name, std::size_t rows) {
+  std::vector<key_type> keys(batch);
+  std::vector<float> gradients(batch * dim, 0.5f);
+  const std::size_t before = resident();
+  hd::sparse_table<key_type, hd::row<dim>, Rule> table;
+  const double payload = 8 + 4.0 * dim + 4.0 * static_cast<double>(Rule::slots(dim));
+  double worst = 0, off = 0, ratio = 0;
+  for (std::size_t done = 0, step = 0; done < rows; ++step) {
+    const std::size_t n = std::min(batch, rows - done);
+    for (std::size_t i = 0; i < n; ++i) keys[i] = hd::detail::mix(done + i);
+    table.push({keys.data(), n}, {gradients.data(), n * dim}, {.lr = 0.1f});
+    done += n;
+    if (done < 1'000'000 || (step % 8 != 0 && done != rows)) continue;
+    const double held = static_cast<double>(table.bytes()), grown = static_cast<double>(resident() - before);
+    ratio = held / (payload * static_cast<double>(done));
+    worst = std::max(worst, ratio);
+    off = std::max(off, std::abs(grown / held - 1));
+    if (std::getenv("H7")) std::printf("%zu %.0f %.0f %.4f\n", done, held, grown, grown / held);
+  }
+  std::printf("RATIO bytes.%s.10M %.4f 1.25 times_payload %.3f\n", name, ratio, 1.25 / ratio);
+  std::printf("RATIO bytes.%s.worst %.4f 1.25 times_payload %.3f\n", name, worst, 1.25 / worst);
+  std::printf("RATIO bytes.%s.account %.4f 0.01 part %.3f\n", name, off, 0.01 / std::max(off, 1e-6));
+}
+
+void speeds(int repetitions) {
+  const load l = make_load();
+  for (const int threads : {1, 2}) {
+    std::map<std::string, std::vector<rates>> all;
+    for (int k = 0; k < repetitions; ++k) {
+      all["ours"].push_back(measure<full>(l, threads));
+      all["libcuckoo"].push_back(measure<cuckoo>(l, threads));
+      all["bare"].push_back(measure<bare>(l, threads));
+      all["tbb"].push_back(measure<onetbb>(l, threads));
+    }
+    for (const char* mine : {"ours", "bare"}) {
+      for (const char* peer : {"libcuckoo", "tbb"}) {
+        std::vector<double> a, b, ratio, c, d, ratio2;
+        for (int k = 0; k < repetitions; ++k) {
+          const rates &x = all[mine][static_cast<std::size_t>(k)], &y = all[peer][static_cast<std::size_t>(k)];
+          a.push_back(x.push), b.push_back(y.push), ratio.push_back(x.push / y.push);
+          c.push_back(x.pull), d.push_back(y.pull), ratio2.push_back(x.pull / y.pull);
+        }
+        const char* const suffix = mine[0] == 'b' ? ".bare" : "";
+        std::printf("RATIO push.%d.%s%s %.2f %.2f Mrows/s %.3f\n", threads, peer, suffix, median(a), median(b),
+                    median(ratio));
+        std::printf("RATIO pull.%d.%s%s %.2f %.2f Mrows/s %.3f\n", threads, peer, suffix, median(c), median(d),
+                    median(ratio2));
+      }
+    }
+    std::fflush(stdout);
+  }
+}
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc > 1 && std::strcmp(argv[1], "bytes") == 0) {
+    const std::string which = argc > 2 ? argv[2] : "";
+    if (which == "row_adagrad")
+      bytes<hd::rule::row_adagrad>("row_adagrad", 10'000'000);
+    else
+      bytes<hd::rule::adagrad>("adagrad", 10'000'000);
+    return 0;
+  }
+  speeds(argc > 1 ? std::max(1, std::atoi(argv[1])) : 7);
+  return 0;
+}

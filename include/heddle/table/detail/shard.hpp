@@ -1,0 +1,88 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/table/detail/row_store.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+namespace heddle {
+inline namespace v0 {
+namespace detail {
+
+// Where things are in a record: mixed key (8), stamp (4), statistics, optimizer state, weights; whole words of 8.
+template <class Row, class Rule, class Eviction> struct row_layout {
+  static constexpr std::size_t words = Eviction::words, slots = Rule::slots(Row::dim);
+  static constexpr std::size_t state_at = 12, slots_at = 12 + 4 * words, weights_at = slots_at + 4 * slots;
+  static constexpr std::size_t used = weights_at + Row::bytes, bytes = (used + 7) / 8 * 8;
+
+  static std::uint32_t* statistics(std::byte* p) noexcept { return reinterpret_cast<std::uint32_t*>(p + state_at); }
+  static float* state(std::byte* p) noexcept { return reinterpret_cast<float*>(p + slots_at); }
+  static void stamp(std::byte* p, std::uint32_t epoch) noexcept { std::memcpy(p + 8, &epoch, 4); }
+  static std::uint32_t stamp(const std::byte* p) noexcept {
+    std::uint32_t s;
+    std::memcpy(&s, p + 8, 4);
+    return s;
+  }
+  template <class Initial>
+  static void begin(const Rule& rule, const Initial& initial, std::byte* p, std::uint64_t seed, std::uint32_t table,
+                    std::uint64_t key) noexcept {
+    std::memset(p + state_at, 0, bytes - state_at);
+    if constexpr (requires { rule.template start<Row::dim>(state(p)); }) rule.template start<Row::dim>(state(p));
+    float weights[Row::dim];
+    initial.template fill<Row::dim>(weights, seed, table, key);
+    Row::store(weights, p + weights_at);
+  }
+  static void update(const Rule& rule, std::byte* p, std::uint64_t mixed, const float* gradient,
+                     const row_context& context, std::uint64_t step) noexcept {
+    if constexpr (Row::plain) {
+      rule.template update<Row::dim>(reinterpret_cast<float*>(p + weights_at), state(p), gradient, context);
+    } else {
+      float weights[Row::dim];
+      Row::load(p + weights_at, weights);
+      rule.template update<Row::dim>(weights, state(p), gradient, context);
+      Row::store(weights, p + weights_at, mixed, step);
+    }
+  }
+};
+
+// A virtual shard: what its lock protects.
+template <class Layout, class Admission> struct alignas(64) shard {
+  using store = row_store<Layout::bytes>;
+
+  spin_lock lock;
+  store rows;
+  std::uint64_t steps = 0;                                      // updates of rows: the counter of random rounding
+  [[no_unique_address]] typename Admission::state refused;      // what the admission remembers
+  std::vector<std::uint64_t> applied;                           // the last sequence of each worker
+  std::vector<std::pair<std::uint64_t, std::uint32_t>> erased;  // mixed keys since the last save, with their epoch
+
+  std::uint64_t high_water(std::uint32_t worker) const noexcept {
+    return worker < applied.size() ? applied[worker] : 0;
+  }
+  // Room for `raise`, which then doesn't throw.
+  void prepare(std::uint32_t worker) {
+    if (worker >= applied.size()) applied.resize(worker + 1);
+  }
+  void raise(std::uint32_t worker, std::uint64_t sequence) noexcept {
+    if (applied[worker] < sequence) applied[worker] = sequence;
+  }
+  std::size_t bytes() const noexcept {
+    return rows.bytes() + refused.bytes() + applied.capacity() * 8 + erased.capacity() * sizeof(erased[0]);
+  }
+};
+
+// All shards of a table, and the memory that their rows are in.
+template <class Shard> struct held_shards {
+  explicit held_shards(std::size_t n) : shards(n) {}
+  slabs memory;
+  std::vector<Shard> shards;  // never resized
+};
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace heddle

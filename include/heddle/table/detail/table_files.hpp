@@ -1,0 +1,274 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// @brief Saving and loading of `sparse_table`.
+///
+/// A section, of one virtual shard: steps; sequences applied, with their number before; what the admission remembers;
+/// keys erased, of a delta; records, without stamp and padding.
+
+#include <heddle/table/detail/shard.hpp>
+#include <heddle/table/detail/table_file.hpp>
+#include <heddle/table/row.hpp>
+#include <heddle/table/rules.hpp>
+
+#include <memory>
+#include <mutex>
+#include <span>
+
+namespace heddle {
+inline namespace v0 {
+namespace detail {
+
+// What a table knows of its files.
+struct save_chain {
+  struct link {
+    std::uint64_t base, number;  // sum of a full file, and the last of its deltas that is in the table
+  };
+  std::vector<link> loaded;  // what the rows came from
+  bool own = false;          // they came from one file that holds what the table holds, so a delta may follow it
+  std::uint32_t saved = 0;   // epochs up to this one are in it
+};
+
+template <class Table> struct table_files {
+  using shard = typename Table::shard;
+  using layout = typename Table::layout;
+  using key_type = typename Table::key_type;
+
+  static table_header header(const Table& t, file_kind kind) {
+    const auto& s = t.settings_;
+    table_header h;
+    h.kind = kind;
+    h.key_bytes = sizeof(key_type);
+    h.dim = static_cast<std::uint32_t>(Table::dim);
+    h.slots = static_cast<std::uint32_t>(layout::slots);
+    h.words = static_cast<std::uint32_t>(layout::words);
+    h.shard_bits = s.shard_bits;
+    h.table = s.table;
+    h.seed = s.seed;
+    h.now = t.now();
+    h.name(h.weight, Table::row_type::type_name());
+    h.name(h.rule, s.rule.name());
+    h.name(h.initial, s.initial.name());
+    h.name(h.admission, s.admission.name());
+    h.name(h.eviction, s.eviction.name());
+    return h;
+  }
+
+  // Everything of a shard with epochs above `after`.
+  static void write_shard(const shard& s, std::uint32_t after, byte_writer& out) {
+    out.clear();
+    out.put(s.steps);
+    out.put(static_cast<std::uint64_t>(s.applied.size()));
+    out.put(s.applied.data(), s.applied.size() * 8);
+    s.refused.save(out);
+    out.put(static_cast<std::uint64_t>(after == 0 ? 0 : s.erased.size()));
+    if (after != 0) {
+      for (const auto& e : s.erased) out.put(unmix(e.first));
+    }
+    std::uint64_t rows = 0;
+    const std::size_t at = out.size();
+    out.put(rows);
+    s.rows.for_each([&](std::uint32_t row, const std::byte* p) {
+      if (layout::stamp(p) <= after) return;
+      out.put(unmix(s.rows.mixed(row)));
+      out.put(p + layout::state_at, layout::used - layout::state_at);
+      ++rows;
+    });
+    std::memcpy(out.data() + at, &rows, 8);
+  }
+
+  static void write(Table& t, const std::string& path, const table_header& h, std::uint32_t after) {
+    t.logging_.store(true, std::memory_order_relaxed);
+    // Under no lock: a push that still reads the former epoch holds its shard's lock, which is taken below.
+    const std::uint32_t cut = t.epoch_.fetch_add(1);
+    table_writer file(path, h);
+    byte_writer section;
+    for (std::size_t i = 0; i < t.held_->shards.size(); ++i) {
+      shard& s = t.held_->shards[i];
+      {
+        const spin_guard guard(s.lock);
+        write_shard(s, after, section);
+      }
+      file.section(static_cast<std::uint32_t>(i) + t.settings_.first_shard, section.data(), section.size());
+    }
+    const std::uint64_t sum = file.finish();
+    for (shard& s : t.held_->shards) {
+      const spin_guard guard(s.lock);
+      std::erase_if(s.erased, [&](const auto& e) { return e.second <= cut; });
+    }
+    t.chain_.saved = cut;
+    t.chain_.own = true;
+    if (h.kind == file_kind::full)
+      t.chain_.loaded = {{sum, 0}};
+    else
+      t.chain_.loaded[0].number = h.number;
+  }
+
+  static void save(Table& t, const std::string& path) {
+    const std::lock_guard lock(t.saving_);
+    write(t, path, header(t, file_kind::full), 0);
+  }
+
+  static void save_delta(Table& t, const std::string& path) {
+    static_assert(Table::tracks_changes, "heddle::sparse_table: save_delta needs changes::tracked");
+    const std::lock_guard lock(t.saving_);
+    if (!t.chain_.own)
+      throw argument_error("heddle::sparse_table: save_delta: no full file of these rows was saved or loaded before");
+    table_header h = header(t, file_kind::delta);
+    h.base = t.chain_.loaded[0].base;
+    h.number = t.chain_.loaded[0].number + 1;
+    write(t, path, h, t.chain_.saved);
+  }
+
+  template <class Weight> static void save_serving(const Table& t, const std::string& path) {
+    using served = row<Table::dim, Weight>;
+    table_header h = header(t, file_kind::serving);
+    h.slots = h.words = 0;
+    std::memset(h.rule, 0, sizeof h.rule);
+    std::memset(h.weight, 0, sizeof h.weight);
+    h.name(h.rule, rule::frozen{}.name());
+    h.name(h.weight, served::type_name());
+    table_writer file(path, h);
+    byte_writer out;
+    for (std::size_t i = 0; i < t.held_->shards.size(); ++i) {
+      shard& s = t.held_->shards[i];
+      out.clear();
+      {
+        const spin_guard guard(s.lock);
+        for (int empty = 0; empty < 3; ++empty) out.put(std::uint64_t{0});
+        out.put(static_cast<std::uint64_t>(s.rows.size()));
+        s.rows.for_each([&](std::uint32_t row, const std::byte* p) {
+          float weights[Table::dim];
+          std::byte stored[served::bytes];
+          Table::row_type::load(p + layout::weights_at, weights);
+          served::store(weights, stored);
+          out.put(unmix(s.rows.mixed(row)));
+          out.put(stored, sizeof stored);
+        });
+      }
+      file.section(static_cast<std::uint32_t>(i) + t.settings_.first_shard, out.data(), out.size());
+    }
+    file.finish();
+  }
+
+  // Takes a section into a shard: everything, or what has changed.
+  static void read_shard(const Table& t, shard& s, slabs& memory, byte_reader in, std::uint32_t epoch, bool admission) {
+    const unsigned bits = t.settings_.shard_bits;
+    s.steps = in.get<std::uint64_t>();
+    s.applied.resize(in.count(8));
+    if (!s.applied.empty()) std::memcpy(s.applied.data(), in.take(8 * s.applied.size()), 8 * s.applied.size());
+    s.refused = {};
+    if (admission) s.refused.load(in, {t.settings_.seed, bits, memory});
+    for (std::size_t n = in.count(8); n > 0; --n) {
+      const std::uint64_t mixed = mix(in.get<std::uint64_t>());
+      const std::uint32_t row = s.rows.find(mixed, mixed << bits);
+      if (row != s.rows.none) s.rows.erase(row, bits);
+    }
+    constexpr std::size_t stored = layout::used - layout::state_at;
+    for (std::size_t n = in.count(8 + stored); n > 0; --n) {
+      const std::uint64_t mixed = mix(in.get<std::uint64_t>());
+      std::uint32_t row = s.rows.find(mixed, mixed << bits);
+      if (row == s.rows.none) row = s.rows.insert(mixed, mixed << bits, bits, memory);
+      std::byte* const p = s.rows.at(row);
+      std::memset(p + layout::state_at, 0, layout::bytes - layout::state_at);
+      std::memcpy(p + layout::state_at, in.take(stored), stored);
+      layout::stamp(p, epoch);
+    }
+    if (in.left() != 0) in.refuse("a shard has more bytes than rows");
+  }
+
+  static void check_kind(const Table& t, const table_reader& file, bool delta) {
+    const bool is_delta = file.head().kind == file_kind::delta;
+    if (is_delta != delta) file.refuse(is_delta ? "it is a delta, where a full file is expected" : "it is no delta");
+    const std::string different = difference(file.head(), header(t, file.head().kind));
+    if (!different.empty()) file.refuse(different);
+  }
+
+  static void load(Table& t, std::span<const std::string> paths) {
+    auto held = t.make_held();
+    std::vector<const std::string*> from(held->shards.size());
+    save_chain chain;
+    std::size_t sections = 0;
+    std::uint32_t now = 0;
+    const std::uint32_t epoch = t.epoch_.load();
+    for (const std::string& path : paths) {
+      table_reader file(path);
+      check_kind(t, file, false);
+      now = (std::max)(now, file.head().now);
+      const std::uint64_t sum = file.each_section([&](std::uint32_t id, byte_reader in) {
+        ++sections;
+        if (id < t.settings_.first_shard || id >= t.settings_.last_shard) return;
+        const std::uint32_t i = id - t.settings_.first_shard;
+        if (from[i]) file.refuse("it holds shard " + std::to_string(id) + ", and so does " + *from[i]);
+        from[i] = &path;
+        read_shard(t, held->shards[i], held->memory, in, epoch, file.head().kind == file_kind::full);
+      });
+      chain.loaded.push_back({sum, 0});
+    }
+    for (std::size_t i = 0; i < from.size(); ++i) {
+      if (from[i] == nullptr)
+        throw file_error("heddle: " + (paths.empty() ? std::string("no file") : paths.front()) + " and the " +
+                         std::to_string(paths.size()) + " files in all: shard " +
+                         std::to_string(i + t.settings_.first_shard) + " is in none");
+    }
+    chain.own = paths.size() == 1 && sections == from.size();
+    chain.saved = epoch;
+    t.held_ = std::move(held);
+    t.chain_ = std::move(chain);
+    t.epoch_.store(epoch + 1);
+    t.now_.store(now);
+    t.logging_.store(true);
+  }
+
+  static void load_delta(Table& t, const std::string& path) {
+    table_reader file(path);
+    check_kind(t, file, true);
+    save_chain::link* link = nullptr;
+    for (auto& l : t.chain_.loaded) {
+      if (l.base == file.head().base) link = &l;
+    }
+    if (link == nullptr) file.refuse("the full file that it belongs to isn't what was loaded");
+    if (file.head().number != link->number + 1)
+      file.refuse("it is delta " + std::to_string(file.head().number) + ", where delta " +
+                  std::to_string(link->number + 1) + " is due");
+    file.each_section([](std::uint32_t, const byte_reader&) {});  // nothing changes before all of it is checked
+    const std::uint32_t epoch = t.epoch_.load();
+    file.each_section([&](std::uint32_t id, byte_reader in) {
+      if (id < t.settings_.first_shard || id >= t.settings_.last_shard) return;
+      read_shard(t, t.held_->shards[id - t.settings_.first_shard], t.held_->memory, in, epoch, true);
+    });
+    link->number = file.head().number;
+    t.chain_.saved = epoch;
+    t.epoch_.store(epoch + 1);
+    t.now_.store((std::max)(t.now(), file.head().now));
+  }
+
+  static void export_text(const Table& t, const std::string& path) {
+    replacing_file file(path);
+    std::string lines;
+    for (shard& s : t.held_->shards) {
+      lines.clear();
+      {
+        const spin_guard guard(s.lock);
+        s.rows.for_each([&](std::uint32_t row, const std::byte* p) {
+          float weights[Table::dim];
+          Table::row_type::load(p + layout::weights_at, weights);
+          lines += std::to_string(Table::key_of(s.rows.mixed(row)));
+          for (const float w : weights) {
+            char text[32];
+            lines.append(text, static_cast<std::size_t>(std::snprintf(text, sizeof text, "\t%.9g", w)));
+          }
+          lines += '\n';
+        });
+      }
+      file.write(lines.data(), lines.size());
+    }
+    file.finish();
+  }
+};
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace heddle

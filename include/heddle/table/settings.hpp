@@ -1,0 +1,73 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace heddle {
+inline namespace v0 {
+
+/// @brief Settings of a sparse table.
+template <class Rule, class Initial, class Admission, class Eviction, class Guard> struct table_settings {
+  Rule rule{};               ///< How a push moves a row.
+  Initial initial{};         ///< How a row begins.
+  Admission admission{};     ///< Which keys get a row.
+  Eviction eviction{};       ///< Which rows go.
+  Guard guard{};             ///< What becomes of gradients that aren't finite.
+  std::uint64_t seed = 0;    ///< Of the initial values, and of `admit::probability`.
+  std::uint32_t table = 0;   ///< The table's number: tables of one seed begin differently.
+  unsigned shard_bits = 10;  ///< 2^shard_bits virtual shards, 0 to 20. Files keep it; servers share the shards out.
+  std::uint32_t first_shard = 0;  ///< This object holds the shards [first_shard, last_shard).
+  std::uint32_t last_shard = 0;   ///< 0 is 2^shard_bits.
+};
+
+/// @brief What comes with a push.
+struct push_options {
+  float lr = 0.0f;                  ///< Learning rate.
+  std::span<const float> shows{};   ///< A show count per item, or empty: 1 each.
+  std::span<const float> clicks{};  ///< Clicks per item, or empty: 0 each.
+  std::span<const float> times{};   ///< How many sightings an item stands for, or empty: 1 each.
+  std::uint32_t worker = 0;         ///< Who pushes, below 65536; matters with a sequence.
+  /// Above 0: the push takes effect in a shard only if no push of this worker with this number or a later one has.
+  std::uint64_t sequence = 0;
+};
+
+/// @brief What a push or a pull has done, and what a table has done since it was made.
+struct table_counts {
+  std::uint64_t applied = 0;   ///< Steps of rows: with a rule that isn't linear a batch's duplicates make one.
+  std::uint64_t created = 0;   ///< Rows made.
+  std::uint64_t refused = 0;   ///< Keys not admitted, whose gradients were dropped.
+  std::uint64_t rejected = 0;  ///< Gradients that weren't finite.
+  std::uint64_t repeated = 0;  ///< Gradients dropped since their sequence had been applied before.
+  std::uint64_t evicted = 0;   ///< Rows dropped by a bound or by `evict()`.
+
+  /// Adds another's.
+  table_counts& operator+=(const table_counts& o) noexcept {
+    applied += o.applied, created += o.created, refused += o.refused;
+    rejected += o.rejected, repeated += o.repeated, evicted += o.evicted;
+    return *this;
+  }
+};
+
+/// @brief What a push or a pull returns.
+template <class Key> struct table_report : table_counts {
+  std::vector<Key> gone;  ///< The keys of the rows that a bound dropped.
+};
+
+/// Whether a table keeps account of what has changed since the last save, which `save_delta` needs.
+namespace changes {
+/// 4 bytes per row that are there anyway, and the keys erased since the last save.
+struct tracked {
+  static constexpr bool on = true;  ///< Account is kept.
+};
+/// Nothing.
+struct untracked {
+  static constexpr bool on = false;  ///< No account is kept.
+};
+}  // namespace changes
+
+}  // namespace v0
+}  // namespace heddle
