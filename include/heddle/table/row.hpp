@@ -33,7 +33,7 @@ template <class Half> HEDDLE_HD constexpr Half round_by(float x, std::uint32_t r
   if constexpr (std::is_same_v<Half, float16>) {
     const float magnitude = x < 0 ? -x : x;
     if (magnitude < 0x1p-14f) {  // subnormal: steps of 2^-24
-      const float steps = magnitude * 0x1p24f + static_cast<float>(random) * 0x1p-16f;
+      const float steps = magnitude * 0x1p24f + static_cast<float>(random >> 2) * 0x1p-14f;  // 24 bits at most
       const float cut = static_cast<float>(static_cast<std::uint32_t>(steps)) * 0x1p-24f;
       return Half(x < 0 ? -cut : cut);
     }

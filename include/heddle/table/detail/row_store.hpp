@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
-#include <vector>
 
 namespace heddle {
 inline namespace v0 {
@@ -29,7 +28,7 @@ struct record_head {
 // pages of the index come from slabs. The index grows by a quarter, by more pages: it is rebuilt in place from the
 // records, so nothing is copied and nothing is freed. Not thread-safe.
 template <std::size_t Bytes> class row_store {
-  static_assert(Bytes % 8 == 0 && Bytes >= sizeof(record_head) && Bytes <= slabs::big);
+  static_assert(Bytes % 8 == 0 && Bytes >= sizeof(record_head));
 
  public:
   static constexpr std::size_t record_bytes = Bytes;
@@ -46,8 +45,6 @@ template <std::size_t Bytes> class row_store {
   static constexpr std::uint64_t room(std::uint64_t slots) noexcept { return slots / 5 * 4; }
 
   std::uint32_t size() const noexcept { return size_; }
-  // Bytes outside of the slabs.
-  std::size_t bytes() const noexcept { return (pages_.capacity() + chunks_.capacity()) * sizeof(void*); }
 
   std::byte* at(std::uint32_t row) noexcept {
     return chunks_[row / chunk_rows] + std::size_t{row % chunk_rows} * Bytes;
@@ -83,9 +80,10 @@ template <std::size_t Bytes> class row_store {
       free_ = static_cast<std::uint32_t>(mixed(row));
     } else {
       if (used_ % chunk_rows == 0) {
-        chunks_.reserve(chunks_.size() + 1 + chunks_.size() / 8);
-        chunks_.push_back(memory.take(std::size_t{chunk_rows} * Bytes));
-        std::memset(chunks_.back(), 0, std::size_t{chunk_rows} * Bytes);
+        chunks_.reserve(chunks_.size() + 1, memory);
+        std::byte* const chunk = memory.take(std::size_t{chunk_rows} * Bytes);
+        std::memset(chunk, 0, std::size_t{chunk_rows} * Bytes);
+        chunks_.push_back(chunk);
       }
       row = used_++;
     }
@@ -155,11 +153,11 @@ template <std::size_t Bytes> class row_store {
     slot(i) = (row + 1) | fingerprint(mixed_key);
   }
   void grow(unsigned shard_bits, slabs& memory) {
-    const std::uint64_t pages = (std::max<std::uint64_t>)(1, pages_.size() + (pages_.size() + 3) / 4);
+    const std::uint64_t old = pages_.size(), pages = old + (std::max<std::uint64_t>)(1, (old + 3) / 4);
     if (pages > most_pages)
       throw argument_error("heddle::sparse_table: a shard has " + std::to_string(size_) +
                            " rows, the most that it can hold; give the table more shard_bits");
-    pages_.reserve(pages);
+    pages_.reserve(pages, memory);
     while (pages_.size() < pages) pages_.push_back(new (memory.take(page_slots * 4)) std::uint32_t[page_slots]);
     slots_ = static_cast<std::uint32_t>(pages * page_slots);
     mask_ = std::bit_ceil(slots_) - 1;
@@ -167,8 +165,8 @@ template <std::size_t Bytes> class row_store {
     for_each([&](std::uint32_t row, const std::byte*) { place(row, mixed(row), mixed(row) << shard_bits); });
   }
 
-  std::vector<std::uint32_t*> pages_;
-  std::vector<std::byte*> chunks_;
+  pointer_list<std::uint32_t*> pages_;
+  pointer_list<std::byte*> chunks_;
   std::uint32_t slots_ = 0, mask_ = 0, size_ = 0, used_ = 0, free_ = none;
 };
 

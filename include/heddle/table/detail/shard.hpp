@@ -72,7 +72,7 @@ template <class Layout, class Admission> struct alignas(64) shard {
     if (applied[worker] < sequence) applied[worker] = sequence;
   }
   std::size_t bytes() const noexcept {
-    return rows.bytes() + refused.bytes() + applied.capacity() * 8 + erased.capacity() * sizeof(erased[0]);
+    return refused.bytes() + applied.capacity() * 8 + erased.capacity() * sizeof(erased[0]);
   }
 };
 
