@@ -146,9 +146,8 @@ class sparse_table {
       if (!part.empty() && part.size() != keys.size())
         throw_sizes("push", keys.size(), part.size(), "shows, clicks or times");
     }
-    if (!(std::isfinite(o.lr)) || o.worker > 0xffff)
-      throw argument_error("heddle::sparse_table: push: lr is " + std::to_string(o.lr) + ", worker " +
-                           std::to_string(o.worker) + "; allowed is a finite one, and 0 to 65535");
+    check_worker(o.worker);
+    if (!std::isfinite(o.lr)) throw argument_error("heddle::sparse_table: push: lr is " + std::to_string(o.lr));
     report r;
     const detail::borrowed_batch b(batches_);
     enter(*b, keys);
@@ -161,7 +160,7 @@ class sparse_table {
       const float times = o.times.empty() ? 1.0f : o.times[i];
       return sighting{times, o.shows.empty() ? times : o.shows[i], o.clicks.empty() ? 0.0f : o.clicks[i]};
     };
-    guard_all(*b, n, gradient, sight, r);
+    r.rejected = detail::guard_batch<dim>(settings_.guard, *b, n, gradient, sight);
     if constexpr (!Rule::linear) b->merge(dim, n, gradient, sight);
     b->sort_by_shard(settings_.shard_bits);
     const row_context context{.lr = o.lr};
@@ -284,10 +283,31 @@ class sparse_table {
     });
     return sum;
   }
+  /// @brief The last sequence of a worker that has taken effect in any shard; 0 if none has.
+  std::uint64_t sequence_of(std::uint32_t worker) const {
+    std::uint64_t last = 0;
+    each_locked([&](const shard& s) { last = (std::max)(last, s.high_water(worker)); });
+    return last;
+  }
+  /// @brief Notes a sequence of a worker as applied, in one shard: for a push without keys. @param worker Below 65536.
+  /// @param sequence Its number.
+  void note_sequence(std::uint32_t worker, std::uint64_t sequence) {
+    check_worker(worker);
+    const detail::spin_guard guard(held_->shards[0].lock);
+    held_->shards[0].prepare(worker);
+    held_->shards[0].raise(worker, sequence);
+  }
   /// What it has done since it was made.
   table_counts counts() const {
     const detail::spin_guard guard(counting_);
     return counts_;
+  }
+
+  /// @brief A number that tables share whose rows have the same layout, rule and shards: what their files compare.
+  std::uint64_t layout_number() const {
+    detail::table_header h = files::header(*this, detail::file_kind::full);
+    h.now = 0;
+    return h.expected_sum();
   }
 
   /// @name Files
@@ -332,6 +352,10 @@ class sparse_table {
   static void check_sizes(const char* what, std::size_t keys, std::size_t floats, const char* of) {
     if (keys >> 31 != 0 || floats != keys * dim) throw_sizes(what, keys, floats, of);
   }
+  static void check_worker(std::uint32_t worker) {
+    if (worker > 0xffff)
+      throw argument_error("heddle::sparse_table: worker is " + std::to_string(worker) + ", allowed is 0 to 65535");
+  }
   std::uint32_t shards_in_all() const noexcept { return std::uint32_t{1} << settings_.shard_bits; }
   std::unique_ptr<held> make_held() const {
     return std::make_unique<held>(settings_.last_shard - settings_.first_shard);
@@ -353,34 +377,6 @@ class sparse_table {
     if (elsewhere)
       throw argument_error("heddle::sparse_table: a key belongs to none of the shards [" +
                            std::to_string(settings_.first_shard) + ", " + std::to_string(settings_.last_shard) + ")");
-  }
-
-  // Leaves out, or edits, gradients that the guard doesn't like.
-  template <class Gradient, class Sight>
-  void guard_all(detail::batch& b, std::uint32_t n, Gradient gradient, Sight sight, report& r) const {
-    const Guard& guard = settings_.guard;
-    std::size_t kept = 0;
-    for (std::size_t i = 0; i < b.entries.size(); ++i) {
-      entry e = b.entries[i];
-      if constexpr (Guard::edits) {
-        float g[dim];
-        std::memcpy(g, gradient(e.item), sizeof g);
-        if (!guard.template check<dim>(g)) {
-          ++r.rejected;
-          b.seen.push_back(sight(e.item));
-          b.sums.insert(b.sums.end(), g, g + dim);
-          e.item = n + static_cast<std::uint32_t>(b.seen.size() - 1);
-        }
-      } else if (!guard.template check<dim>(gradient(e.item))) {
-        if constexpr (Guard::throws)
-          throw argument_error("heddle::sparse_table: push: the gradient of item " + std::to_string(e.item) +
-                               " isn't finite");
-        ++r.rejected;
-        continue;
-      }
-      b.entries[kept++] = e;
-    }
-    b.entries.resize(kept);
   }
 
   // See detail::visit.
@@ -418,21 +414,12 @@ class sparse_table {
   // Brings a shard that has outgrown its part of a bound down to seven eighths of it.
   void enforce_bound(shard& s, report& r) {
     if constexpr (bounded_eviction<Eviction>) {
-      const std::size_t most =
-          (std::max<std::size_t>)(1, (settings_.eviction.bytes >> settings_.shard_bits) / (record_bytes + 7));
-      if (s.rows.size() <= most) return;
-      std::vector<std::pair<std::uint32_t, std::uint32_t>> ranks;
-      ranks.reserve(s.rows.size());
-      s.rows.for_each([&](std::uint32_t row, std::byte* p) {
-        ranks.emplace_back(settings_.eviction.rank(layout::statistics(p), s.steps), row);
-      });
-      const std::size_t goes = ranks.size() - (most - most / 8);
-      std::nth_element(ranks.begin(), ranks.begin() + static_cast<std::ptrdiff_t>(goes - 1), ranks.end());
-      for (std::size_t k = 0; k < goes; ++k) {
-        r.gone.push_back(key_of(s.rows.mixed(ranks[k].second)));
-        drop(s, ranks[k].second);
+      const std::size_t part = (settings_.eviction.bytes >> settings_.shard_bits) / (record_bytes + 7);
+      for (const std::uint32_t row : s.lowest(settings_.eviction, (std::max<std::size_t>)(1, part))) {
+        r.gone.push_back(key_of(s.rows.mixed(row)));
+        drop(s, row);
+        ++r.evicted;
       }
-      r.evicted += goes;
     }
   }
   template <class Function> void each_locked(Function f) const {

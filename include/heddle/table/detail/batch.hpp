@@ -2,14 +2,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <heddle/core/error.hpp>
 #include <heddle/table/concept.hpp>
 #include <heddle/table/detail/mix.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -96,6 +99,39 @@ class batch {
   std::vector<batch_entry> sorted_;
   std::vector<std::uint32_t> starts_, heads_;
 };
+
+// Leaves out, or edits, gradients that the guard doesn't like; returns how many. An edited one becomes a sum.
+// gradient(item), sight(item): an entry's own.
+template <std::size_t Dim, class Guard, class Gradient, class Sight>
+std::size_t guard_batch(const Guard& guard, batch& b, std::uint32_t first_sum, Gradient gradient, Sight sight) {
+  std::size_t bad = 0;
+  const auto good = [&](batch_entry& e) {
+    if constexpr (Guard::edits) {
+      float g[Dim];
+      std::memcpy(g, gradient(e.item), sizeof g);
+      if (guard.template check<Dim>(g)) return true;
+      ++bad;
+      b.seen.push_back(sight(e.item));
+      b.sums.insert(b.sums.end(), g, g + Dim);
+      e.item = first_sum + static_cast<std::uint32_t>(b.seen.size() - 1);
+      return true;
+    } else {
+      if (guard.template check<Dim>(gradient(e.item))) return true;
+      if constexpr (Guard::throws)
+        throw argument_error("heddle::sparse_table: push: the gradient of item " + std::to_string(e.item) +
+                             " isn't finite");
+      ++bad;
+      return false;
+    }
+  };
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < b.entries.size(); ++i) {
+    batch_entry e = b.entries[i];
+    if (good(e)) b.entries[kept++] = e;
+  }
+  b.entries.resize(kept);
+  return bad;
+}
 
 // Batches' working memories: one for each call that is under way.
 class batch_pool {

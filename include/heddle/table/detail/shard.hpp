@@ -4,6 +4,7 @@
 
 #include <heddle/table/detail/row_store.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -70,6 +71,19 @@ template <class Layout, class Admission> struct alignas(64) shard {
   }
   void raise(std::uint32_t worker, std::uint64_t sequence) noexcept {
     if (applied[worker] < sequence) applied[worker] = sequence;
+  }
+  // If it has more rows than `most`: those of lowest rank, so many that seven eighths of `most` are left.
+  template <class Eviction> std::vector<std::uint32_t> lowest(const Eviction& eviction, std::size_t most) {
+    std::vector<std::uint32_t> out;
+    if (rows.size() <= most) return out;
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> ranks;
+    ranks.reserve(rows.size());
+    rows.for_each(
+        [&](std::uint32_t row, std::byte* p) { ranks.emplace_back(eviction.rank(Layout::statistics(p), steps), row); });
+    const auto end = ranks.begin() + static_cast<std::ptrdiff_t>(ranks.size() - (most - most / 8));
+    std::nth_element(ranks.begin(), end - 1, ranks.end());
+    for (auto r = ranks.begin(); r != end; ++r) out.push_back(r->second);
+    return out;
   }
   std::size_t bytes() const noexcept {
     return refused.bytes() + applied.capacity() * 8 + erased.capacity() * sizeof(erased[0]);

@@ -1,0 +1,81 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// @brief What workers and servers of a sharded table say to each other.
+///
+/// Requests have tags of their own. A push's id is its number among those of its worker to this server, from 1 on;
+/// other requests have any id, which the reply repeats.
+
+#include <heddle/comm/messenger.hpp>
+#include <heddle/core/convert.hpp>
+#include <heddle/table/detail/bytes.hpp>
+#include <heddle/table/detail/mix.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace heddle {
+inline namespace v0 {
+namespace detail {
+
+enum class table_tag : std::uint32_t { hello = 1, pull = 2, read = 3, push = 4, save = 5, reply = 6 };
+
+struct table_request {
+  std::uint64_t layout = 0;    // of the rows: both sides must agree
+  std::uint64_t pushes = 0;    // of a pull or a save: the answer is to be as of so many pushes of this worker, at least
+  std::uint64_t first = 0;     // number of the first push in the worker's log
+  std::uint64_t items = 0;     // keys that follow
+  float lr = 0.0f;             // of a push
+  std::uint8_t half = 0;       // the floats that follow, or those wanted, have 16 bits
+  std::uint8_t sightings = 0;  // three floats per key follow the keys
+  std::uint8_t crowded = 0;    // the worker's log is half full: a save would help
+  std::uint8_t last = 0;       // of a push: no more follow
+};
+
+enum class reply_status : std::uint32_t { done = 1, behind = 2, failed = 3 };
+
+struct table_reply {
+  std::uint64_t next = 0;     // the number of the worker's push that the server expects
+  std::uint64_t covered = 0;  // pushes up to this number needn't be repeated whatever happens
+  reply_status status = reply_status::done;
+  std::uint32_t half = 0;
+};
+
+// Pushes that a server keeps for one that hasn't come yet.
+inline constexpr std::uint64_t most_early = 4096;
+
+// The server of a virtual shard, and the first shard of a server: equal runs of shards.
+constexpr std::uint32_t first_shard_of(std::uint32_t server, std::uint32_t servers, unsigned shard_bits) noexcept {
+  return static_cast<std::uint32_t>((std::uint64_t{server} << shard_bits) / servers);
+}
+constexpr std::uint32_t server_of(std::uint32_t shard, std::uint32_t servers, unsigned shard_bits) noexcept {
+  return static_cast<std::uint32_t>(((std::uint64_t{shard} + 1) * servers - 1) >> shard_bits);
+}
+
+// Floats in a message: as they are, or as bfloat16 where asked.
+inline void put_floats(byte_writer& out, const float* x, std::size_t n, bool half) {
+  if (!half) return out.put(x, 4 * n);
+  std::vector<bfloat16> narrow(n);
+  convert(x, narrow.data(), n);
+  out.put(narrow.data(), 2 * n);
+}
+inline void take_floats(byte_reader& in, float* x, std::size_t n, bool half) {
+  const std::byte* const p = in.take((half ? 2 : 4) * n);
+  if (!half) {
+    if (n != 0) std::memcpy(x, p, 4 * n);
+    return;
+  }
+  std::vector<bfloat16> narrow(n);
+  if (n != 0) std::memcpy(static_cast<void*>(narrow.data()), p, 2 * n);
+  convert(narrow.data(), x, n);
+}
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace heddle

@@ -1,0 +1,376 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/table/detail/table_wire.hpp>
+#include <heddle/table/sparse_table.hpp>
+
+#include <chrono>
+#include <deque>
+#include <limits>
+#include <map>
+#include <utility>
+
+namespace heddle {
+inline namespace v0 {
+
+/// @brief What a server does when a worker dies.
+enum class worker_death : std::uint8_t {
+  report,  ///< Pulls of the others fail, naming it.
+  go_on    ///< The others no longer wait for it; who restarts under its rank is waited for again.
+};
+
+/// @brief Settings of a parameter server; the servers have ranks 0 .. servers - 1, the workers those behind them.
+struct server_options {
+  /// No bound on staleness.
+  static constexpr std::uint64_t unbounded = (std::numeric_limits<std::uint64_t>::max)();
+
+  int servers = 1;  ///< How many servers there are.
+  int workers = 1;  ///< How many workers there are.
+  /// A pull waits until each worker is at most so many pushes behind the one that pulls. With a bound, every worker
+  /// must push equally often, also nothing. 0: nobody reads before all have pushed.
+  std::uint64_t staleness = unbounded;
+  /// Pushes take effect step by step, in the order of workers: with staleness 0 training is synchronous, and repeatable
+  /// to the bit, also through a server's death. Every worker must push equally often.
+  bool ordered = false;
+  worker_death on_death = worker_death::report;  ///< What a worker's death means.
+  /// Where the server keeps its part, a full save; empty: nowhere, and what a dead server had is lost.
+  std::string path{};
+  std::uint64_t save_every = 0;  ///< Pushes between two saves; 0: when a worker asks, or its log is half full.
+  std::chrono::nanoseconds linger{2'000'000'000};  ///< How long run() goes on in silence for workers still here.
+};
+
+/// @brief The part of a table's settings that is for one server: an equal run of virtual shards.
+/// @param s Settings of the table. @param server Rank. @param servers How many.
+template <class Settings> Settings settings_of_server(Settings s, int server, int servers) {
+  if (s.shard_bits > 20 || servers < 1 || server < 0 || server >= servers || servers > (1 << s.shard_bits))
+    throw argument_error("heddle::settings_of_server: server " + std::to_string(server) + " of " +
+                         std::to_string(servers) + " with shard_bits " + std::to_string(s.shard_bits) +
+                         "; allowed are at most 2^shard_bits servers");
+  s.first_shard =
+      detail::first_shard_of(static_cast<std::uint32_t>(server), static_cast<std::uint32_t>(servers), s.shard_bits);
+  s.last_shard =
+      detail::first_shard_of(static_cast<std::uint32_t>(server) + 1, static_cast<std::uint32_t>(servers), s.shard_bits);
+  return s;
+}
+
+/// @brief A parameter server: answers the workers' `sharded_table`s for one part of a sparse table.
+///
+/// Each worker numbers its pushes, from 1 on; the server takes them in order, whatever is lost, repeated or reordered
+/// on the way, and notes in each shard what was applied, so that a saved table carries it. A server that starts again
+/// loads what it has saved; workers see it fall behind and repeat what is not in it.
+///
+/// Wire:   per row pulled 8 bytes and its weights; per row pushed 8 bytes, a gradient, 12 of sightings if there are
+/// any. State:  besides the table, pushes that came early or wait for their step. Sync:   serve() and run() work on the
+/// caller's thread, one at a time; other members of the table may be called
+///         meanwhile. A save stops the service until it is written.
+/// Throws: argument_error; file_error if a save fails; comm_error if a worker has died and `on_death` is `report`, from
+///         run(), when the others have been told.
+/// @tparam Table The `sparse_table`. @tparam Messenger Any messenger.
+template <class Table, messenger Messenger> class table_server {
+  using key_type = typename Table::key_type;
+  using tag = detail::table_tag;
+  using status = detail::reply_status;
+  using clock = std::chrono::steady_clock;
+  static constexpr std::size_t dim = Table::dim;
+  static constexpr std::uint32_t presence = 0x8000;  // worker w + presence numbers how often w has left and come back
+
+ public:
+  /// @param table This server's part, see `settings_of_server`. @param m The messenger. @param o Settings. Both outlive
+  /// it. If a save is there, it is loaded.
+  table_server(Table& table, Messenger& m, const server_options& o)
+      : table_(&table), messenger_(&m), options_(o), layout_(table.layout_number()) {
+    if (o.servers < 1 || o.workers < 1 || o.workers > 0x7fff || m.rank() >= o.servers ||
+        m.size() < o.servers + o.workers)
+      throw argument_error("heddle::table_server: " + std::to_string(o.servers) + " servers and " +
+                           std::to_string(o.workers) + " workers; allowed are up to 32767 workers and together " +
+                           std::to_string(m.size()) + " ranks, of which this is " + std::to_string(m.rank()));
+    const auto part = settings_of_server(table.options(), m.rank(), o.servers);
+    if (part.first_shard != table.options().first_shard || part.last_shard != table.options().last_shard)
+      throw argument_error("heddle::table_server: the table doesn't hold this server's shards; use settings_of_server");
+    if (!o.path.empty() && ::access(o.path.c_str(), F_OK) == 0) table.load(o.path);
+    workers_.resize(static_cast<std::size_t>(o.workers));
+    for (std::size_t w = 0; w < workers_.size(); ++w) {
+      worker& x = workers_[w];
+      x.taken = x.applied = x.saved = table.sequence_of(static_cast<std::uint32_t>(w));
+      x.presence = table.sequence_of(static_cast<std::uint32_t>(w) + presence);
+    }
+  }
+
+  /// @brief Serves what has come and comes within a time. @param longest How long to wait for something.
+  /// @return Whether anything has come.
+  bool serve(std::chrono::nanoseconds longest) {
+    bool came = false;
+    for (std::optional<message> m = messenger_->receive(longest); m; m = messenger_->receive({})) {
+      came = true;
+      heed(*m);
+      if (!options_.path.empty() && options_.save_every != 0 && since_save_ >= options_.save_every) save();
+      answer_waiting();
+    }
+    return came;
+  }
+  /// @brief Serves until every worker has left or died, and then until nobody can be waiting for an answer any more.
+  void run() {
+    for (auto quiet = clock::now(); !all_gone() || (anyone_here() && clock::now() - quiet < options_.linger);) {
+      if (serve(std::chrono::milliseconds(20)) || !all_gone()) quiet = clock::now();
+    }
+    if (const worker* const w = died()) {
+      const int rank = options_.servers + static_cast<int>(w - workers_.data());
+      throw comm_error("table_server::run", messenger_->rank(), rank, w->epitaph);
+    }
+  }
+  /// Saves this server's part now; from then on the workers needn't repeat what is in it.
+  void save() {
+    if (options_.path.empty()) throw argument_error("heddle::table_server: save: no path was given");
+    table_->save(options_.path);
+    for (worker& w : workers_) w.saved = w.applied;
+    since_save_ = 0;
+  }
+  /// Whether every worker has left or died.
+  bool all_gone() const noexcept {
+    for (const worker& w : workers_)
+      if (!w.left() && !w.dead) return false;
+    return true;
+  }
+  /// Pushes of a worker that have taken effect.
+  std::uint64_t applied(int number) const { return workers_.at(static_cast<std::size_t>(number)).applied; }
+
+ private:
+  struct request {
+    std::uint32_t tag;
+    std::uint64_t id;
+    address from;
+    payload body;
+  };
+  struct worker {
+    std::uint64_t taken = 0, applied = 0, saved = 0;  // number of the last push of which that is true
+    std::map<std::uint64_t, payload> early;           // pushes taken but not applied, and such that came too early
+    std::uint64_t presence = 0, life = 0;             // odd: it has left, in that life
+    bool dead = false, here = false;
+    std::string epitaph;
+    bool left() const noexcept { return presence % 2 != 0; }
+  };
+
+  void heed(message& m) {
+    const int rank = m.from.rank - options_.servers;
+    if (rank < 0 || rank >= options_.workers) return;  // another server's news
+    worker& w = workers_[static_cast<std::size_t>(rank)];
+    switch (m.kind) {
+      case message_kind::joined:
+        w.dead = false;
+        w.here = true;
+        return;
+      case message_kind::died:
+      case message_kind::left:  // without a word to this server: as good as dead
+        std::erase_if(waiting_, [&](const request& r) { return r.from.rank == m.from.rank; });
+        w.here = false;
+        if (w.left()) return;
+        w.dead = true;
+        w.epitaph = m.body.text();
+        apply_ready();
+        return;
+      case message_kind::refused: messenger_->renew(); return;
+      case message_kind::gap: return;  // the worker repeats what isn't answered
+      case message_kind::data: break;
+    }
+    try {
+      take(w, static_cast<std::uint32_t>(rank), request{m.tag, m.id, m.from, std::move(m.body)});
+    } catch (const argument_error& e) {
+      fail(w, m.from, m.id, e.what());
+    } catch (const file_error& e) {
+      fail(w, m.from, m.id, e.what());
+    }
+  }
+
+  void take(worker& w, std::uint32_t number, request&& r) {
+    detail::byte_reader in(r.body.data(), r.body.size(), "a request of worker " + std::to_string(number));
+    const auto head = in.get<detail::table_request>();
+    if (head.layout != layout_) in.refuse("its table has other rows than the server's");
+    switch (static_cast<tag>(r.tag)) {
+      case tag::hello:
+        if (w.left() && w.life != r.from.life) table_->note_sequence(number + presence, ++w.presence);
+        return reply(w, r, status::done);
+      case tag::push:
+        if (r.id > w.taken && r.id - w.taken <= detail::most_early) w.early.try_emplace(r.id, std::move(r.body));
+        while (w.early.contains(w.taken + 1)) ++w.taken;
+        apply_ready();
+        // Where the log begins before what is saved, the worker doesn't know of the save yet.
+        if (head.crowded && !options_.path.empty() && head.first > w.saved && w.applied > w.saved) save();
+        return reply(w, r, status::done);
+      case tag::pull:
+      case tag::read:
+      case tag::save:
+        if (head.pushes > w.taken) return reply(w, r, status::behind);
+        waiting_.push_back(std::move(r));
+        return;
+      default: in.refuse("its tag is " + std::to_string(r.tag));
+    }
+  }
+
+  // Whether the worker would wait for another one.
+  const worker* laggard(std::uint64_t pushes) const {
+    if (options_.staleness == server_options::unbounded) return nullptr;
+    for (const worker& w : workers_)
+      if (!w.left() && !(w.dead && options_.on_death == worker_death::go_on) && w.applied < pushes &&
+          pushes - w.applied > options_.staleness)
+        return &w;
+    return nullptr;
+  }
+  bool anyone_here() const noexcept {
+    for (const worker& w : workers_)
+      if (w.here) return true;
+    return false;
+  }
+  const worker* died() const {
+    if (options_.on_death == worker_death::go_on) return nullptr;
+    for (const worker& w : workers_)
+      if (w.dead) return &w;
+    return nullptr;
+  }
+
+  void answer_waiting() {
+    for (std::size_t i = 0; i < waiting_.size();) {
+      request& r = waiting_[i];
+      worker& w = workers_[static_cast<std::size_t>(r.from.rank - options_.servers)];
+      detail::table_request head;
+      std::memcpy(&head, r.body.data(), sizeof head);
+      const worker* const dead = died();
+      const bool saving = static_cast<tag>(r.tag) == tag::save;
+      const bool own =
+          w.applied >= head.pushes || (!saving && options_.ordered && head.pushes - w.applied <= options_.staleness);
+      if (!dead && (!own || (!saving && laggard(head.pushes)))) {
+        ++i;
+        continue;
+      }
+      request now = std::move(r);
+      waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
+      if (dead) {
+        fail(w, now.from, now.id, dead->epitaph);
+        continue;
+      }
+      try {
+        answer(w, now, head);
+      } catch (const argument_error& e) {
+        fail(w, now.from, now.id, e.what());
+      } catch (const file_error& e) {
+        fail(w, now.from, now.id, e.what());
+      }
+    }
+  }
+
+  void answer(worker& w, const request& r, const detail::table_request& head) {
+    if (static_cast<tag>(r.tag) == tag::save) {
+      if (!options_.path.empty() && w.saved < w.applied) save();
+      return reply(w, r, status::done);
+    }
+    detail::byte_reader in(r.body.data(), r.body.size(), "a pull");
+    in.take(sizeof head);
+    keys_.resize(checked(in, head, sizeof(key_type)));
+    std::memcpy(keys_.data(), in.take(keys_.size() * sizeof(key_type)), keys_.size() * sizeof(key_type));
+    floats_.resize(keys_.size() * dim);
+    if (static_cast<tag>(r.tag) == tag::pull)
+      table_->pull(keys_, floats_);
+    else
+      table_->read(keys_, floats_);
+    reply(w, r, status::done, &head);
+  }
+
+  static std::size_t checked(const detail::byte_reader& in, const detail::table_request& head, std::size_t each) {
+    if (head.items > in.left() / each) in.refuse("it ends early");
+    return static_cast<std::size_t>(head.items);
+  }
+
+  // Applies what may be applied now.
+  void apply_ready() {
+    if (!options_.ordered) {
+      for (std::size_t i = 0; i < workers_.size(); ++i)
+        while (workers_[i].applied < workers_[i].taken) apply(workers_[i], static_cast<std::uint32_t>(i));
+      return;
+    }
+    for (;;) {
+      const auto over = [&](const worker& w) {
+        return w.applied == w.taken && (w.left() || (w.dead && options_.on_death == worker_death::go_on));
+      };
+      std::uint64_t step = server_options::unbounded;
+      for (const worker& w : workers_)
+        if (!over(w)) step = (std::min)(step, w.applied);
+      // A step takes effect as a whole, so that whoever still reads for it sees none of it.
+      for (const worker& w : workers_)
+        if (!over(w) && w.taken <= step) return;
+      if (step == server_options::unbounded) return;
+      for (std::size_t i = 0; i < workers_.size(); ++i)
+        if (workers_[i].applied == step && workers_[i].taken > step) apply(workers_[i], static_cast<std::uint32_t>(i));
+    }
+  }
+
+  void apply(worker& w, std::uint32_t number) {
+    const auto found = w.early.find(w.applied + 1);
+    const payload body = std::move(found->second);
+    w.early.erase(found);
+    detail::byte_reader in(body.data(), body.size(), "a push of worker " + std::to_string(number));
+    const auto head = in.get<detail::table_request>();
+    const std::size_t n = checked(in, head, sizeof(key_type));
+    keys_.resize(n);
+    std::memcpy(keys_.data(), in.take(n * sizeof(key_type)), n * sizeof(key_type));
+    std::vector<float> sight[3];
+    if (head.sightings) {
+      for (auto& s : sight) {
+        s.resize(n);
+        detail::take_floats(in, s.data(), n, false);
+      }
+    }
+    floats_.resize(n * dim);
+    detail::take_floats(in, floats_.data(), floats_.size(), head.half != 0);
+    ++w.applied;
+    const push_options o{.lr = head.lr,
+                         .shows = sight[1],
+                         .clicks = sight[2],
+                         .times = sight[0],
+                         .worker = number,
+                         .sequence = w.applied};
+    table_->push(keys_, floats_, o);
+    if (n == 0) table_->note_sequence(number, w.applied);
+    if (head.last) {
+      table_->note_sequence(number + presence, ++w.presence);
+      w.life = messenger_->life_of(options_.servers + static_cast<int>(number));
+    }
+    ++since_save_;
+  }
+
+  void reply(const worker& w, const request& r, status s, const detail::table_request* rows = nullptr) {
+    detail::table_reply head{.next = w.taken + 1, .covered = options_.path.empty() ? w.applied : w.saved, .status = s};
+    out_.clear();
+    if (rows) head.half = rows->half;
+    out_.put(head);
+    if (rows) detail::put_floats(out_, floats_.data(), floats_.size(), rows->half != 0);
+    send(r.from, r.id, r.tag == static_cast<std::uint32_t>(tag::push));
+  }
+  void fail(const worker& w, address to, std::uint64_t id, const std::string& why) {
+    out_.clear();
+    out_.put(detail::table_reply{.next = w.taken + 1, .covered = 0, .status = status::failed});
+    out_.put(why.data(), why.size());
+    send(to, id, false);
+  }
+  // Without waiting: who gets no reply asks again.
+  void send(address to, std::uint64_t id, bool push) {
+    try {
+      (void)messenger_->try_send(to, static_cast<std::uint32_t>(tag::reply), push ? 0 : id,
+                                 payload(std::span<const std::byte>(out_.data(), out_.size())));
+    } catch (const peer_error&) {
+    } catch (const congestion_error&) {
+    }
+  }
+
+  Table* table_;
+  Messenger* messenger_;
+  server_options options_;
+  std::uint64_t layout_, since_save_ = 0;
+  std::vector<worker> workers_;
+  std::deque<request> waiting_;
+  std::vector<key_type> keys_;
+  std::vector<float> floats_;
+  detail::byte_writer out_;
+};
+
+}  // namespace v0
+}  // namespace heddle

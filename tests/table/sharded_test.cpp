@@ -1,0 +1,383 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+
+#include <heddle/comm/lossy.hpp>
+#include <heddle/comm/threads_messenger.hpp>
+#include <heddle/table/sharded_table.hpp>
+#include <heddle/table/table_server.hpp>
+
+#include "catch.hpp"
+
+#include <unistd.h>
+#include <cstdlib>
+#include <functional>
+
+
+namespace hd = heddle;
+
+namespace {
+using namespace std::chrono_literals;
+constexpr std::size_t dim = 4;
+using keys_type = std::vector<std::uint64_t>;
+using floats = std::vector<float>;
+using table_type = hd::sparse_table<std::uint64_t, hd::row<dim>, hd::rule::adagrad>;
+using wire = hd::lossy<hd::threads::messenger>;
+using client = hd::sharded_table<table_type, wire>;
+
+struct folder {
+  char path[32] = "/tmp/heddle_XXXXXX";
+  folder() { REQUIRE(mkdtemp(path)); }
+  ~folder() { std::system(("rm -rf " + std::string(path)).c_str()); }
+  std::string operator/(const std::string& name) const { return std::string(path) + "/" + name; }
+};
+
+const table_type::settings how{.seed = 5, .shard_bits = 4};
+
+hd::messenger_options quick() {
+  hd::messenger_options o;
+  o.beat = 20ms;
+  o.silence = 600ms;
+  o.patience = 5s;
+  return o;
+}
+hd::worker_options worker(int servers) {
+  hd::worker_options o;
+  o.servers = servers;
+  o.retry = 10ms;
+  o.patience = 20s;
+  return o;
+}
+
+// What worker w pushes in a step.
+keys_type keys_of(int w, int step, std::size_t n = 40) {
+  keys_type k(n);
+  for (std::size_t i = 0; i < n; ++i)
+    k[i] = hd::philox(1, static_cast<std::uint64_t>(w * 1000 + step), i).word[0] % 300;
+  return k;
+}
+floats gradients_of(int w, int step, std::size_t n = 40) {
+  floats g(n * dim);
+  for (std::size_t i = 0; i < g.size(); ++i)
+    g[i] = hd::random_uniform(2, static_cast<std::uint64_t>(w * 1000 + step), i) - 0.5f;
+  return g;
+}
+
+struct outcome {
+  std::uint64_t checksum = 0;
+  std::size_t rows = 0;
+  std::vector<std::string> errors;
+};
+
+// Servers and workers, a thread each; `work(rank of the worker, client)`.
+outcome run(int servers, int workers, hd::server_options so, const hd::losses& losses,
+            const std::function<void(int, client&)>& work, hd::worker_options wo = {},
+            hd::threads::meeting_place* where = nullptr) {
+  const hd::threads::meeting_place own(servers + workers);
+  const hd::threads::meeting_place place = where ? *where : own;
+  so.servers = servers;
+  so.workers = workers;
+  so.linger = 300ms;
+  if (wo.servers == 1) wo = worker(servers);
+  outcome out;
+  std::mutex mutex;
+  const auto note = [&](const std::string& e) {
+    const std::lock_guard lock(mutex);
+    out.errors.push_back(e);
+  };
+  std::vector<std::thread> threads;
+  for (int r = 0; r < servers + workers; ++r) {
+    threads.emplace_back([&, r] {
+      try {
+        hd::threads::messenger inner(quick(), place, r);
+        hd::losses mine = losses;
+        mine.seed += static_cast<std::uint64_t>(r);
+        wire m(inner, mine);
+        if (r < servers) {
+          table_type part(hd::settings_of_server(how, r, servers));
+          hd::server_options o = so;
+          if (!o.path.empty()) o.path += std::to_string(r);
+          hd::table_server server(part, m, o);
+          server.run();
+          const std::lock_guard lock(mutex);
+          out.checksum += part.checksum();
+          out.rows += part.size();
+        } else {
+          client c(how, m, wo);
+          work(r - servers, c);
+        }
+      } catch (const std::exception& e) {
+        note(std::to_string(r) + ": " + e.what());
+      }
+    });
+  }
+  for (auto& t : threads) t.join();
+  return out;
+}
+
+void all_well(const outcome& o) {
+  for (const std::string& e : o.errors) UNSCOPED_INFO(e);
+  CHECK(o.errors.empty());
+}
+
+// Synchronous training: every step reads and then pushes what depends on what was read.
+void train(int w, client& c, int steps) {
+  for (int s = 0; s < steps; ++s) {
+    const keys_type k = keys_of(w, s);
+    floats rows(k.size() * dim), g = gradients_of(w, s);
+    c.pull(k, rows);
+    for (std::size_t i = 0; i < g.size(); ++i) g[i] += rows[i];
+    c.push(k, g, {.lr = 0.1f});
+  }
+  c.finish();
+}
+// The same without servers: a step's workers read the same rows, and push in their order.
+std::uint64_t reference(int workers, int steps) {
+  table_type t(how);
+  for (int s = 0; s < steps; ++s) {
+    std::vector<floats> all;
+    for (int w = 0; w < workers; ++w) {
+      const keys_type k = keys_of(w, s);
+      floats rows(k.size() * dim), g = gradients_of(w, s);
+      t.pull(k, rows);
+      for (std::size_t i = 0; i < g.size(); ++i) g[i] += rows[i];
+      all.push_back(std::move(g));
+    }
+    for (int w = 0; w < workers; ++w) t.push(keys_of(w, s), all[static_cast<std::size_t>(w)], {.lr = 0.1f});
+  }
+  return t.checksum();
+}
+const hd::losses none{};
+const hd::losses bad{.drop = 0.15, .duplicate = 0.15, .reorder = 0.15, .delay = 0.1, .longest = 5ms};
+}  // namespace
+
+TEST_CASE("virtual shards go to servers in equal runs") {
+  for (const unsigned bits : {0u, 1u, 4u, 10u}) {
+    for (std::uint32_t servers = 1; servers <= (1u << bits) && servers < 20; ++servers) {
+      for (std::uint32_t s = 0; s < (1u << bits); ++s) {
+        const std::uint32_t k = hd::detail::server_of(s, servers, bits);
+        if (s < hd::detail::first_shard_of(k, servers, bits) || s >= hd::detail::first_shard_of(k + 1, servers, bits))
+          FAIL("shard " << s << " of 2^" << bits << " on " << servers);
+      }
+    }
+  }
+  CHECK_THROWS_AS(hd::settings_of_server(how, 0, 17), hd::argument_error);
+}
+
+TEST_CASE("synchronous training gives the table of one process, for any number of servers") {
+  for (const auto& [servers, workers] : {std::pair{1, 1}, {1, 3}, {3, 2}}) {
+    const outcome o =
+        run(servers, workers, {.staleness = 0, .ordered = true}, none, [](int w, client& c) { train(w, c, 8); });
+    all_well(o);
+    CHECK(o.checksum == reference(workers, 8));
+  }
+}
+
+TEST_CASE("messages lost, repeated and reordered leave the same table") {  // T10
+  const std::uint64_t expected = reference(2, 10);
+  for (const std::uint64_t seed : {1, 2, 3}) {
+    hd::losses l = bad;
+    l.seed = 100 * seed;
+    std::atomic<std::uint64_t> retries{0};
+    const outcome o = run(2, 2, {.staleness = 0, .ordered = true}, l, [&](int w, client& c) {
+      train(w, c, 10);
+      retries += c.retries();
+    });
+    all_well(o);
+    CHECK(o.checksum == expected);
+    CHECK(retries > 0);
+  }
+}
+
+TEST_CASE("a server killed in the middle goes on from its save, and the table is the same") {
+  const std::uint64_t expected = reference(2, 12);
+  for (const std::uint64_t seed : {0, 1, 2, 3}) {
+    const folder dir;
+    hd::threads::meeting_place place(3);
+    hd::losses l = seed % 2 ? bad : none;
+    l.seed = seed;
+    std::atomic<int> pushed{0};
+    std::atomic<bool> stop{false};
+    std::uint64_t sum = 0;
+    int lives = 0;
+    std::string error;
+    std::thread server([&] {
+      while (!stop) {
+        hd::threads::messenger inner(quick(), place, 0);
+        wire m(inner, l);
+        table_type part(how);
+        hd::table_server s(part, m,
+                           {.servers = 1,
+                            .workers = 2,
+                            .staleness = 0,
+                            .ordered = true,
+                            .path = dir / "s",
+                            .save_every = 5,
+                            .linger = 300ms});
+        ++lives;
+        const int until =
+            lives <= 3
+                ? pushed + 3 + static_cast<int>(hd::philox(seed, 1, static_cast<std::uint64_t>(lives)).word[0] % 5)
+                : 1000;
+        while (!stop && pushed < until) s.serve(1ms);
+        if (stop)
+          sum = part.checksum();
+        else
+          place.kill(0);  // cut off, whatever it was about to say; its table is gone
+      }
+    });
+    std::vector<std::thread> workers;
+    std::atomic<int> done{0};
+    for (int w = 0; w < 2; ++w) {
+      workers.emplace_back([&, w] {
+        try {
+          hd::threads::messenger inner(quick(), place, 1 + w);
+          wire m(inner, l);
+          client c(how, m, worker(1));
+          for (int s = 0; s < 12; ++s) {
+            const keys_type k = keys_of(w, s);
+            floats rows(k.size() * dim), g = gradients_of(w, s);
+            c.pull(k, rows);
+            for (std::size_t i = 0; i < g.size(); ++i) g[i] += rows[i];
+            c.push(k, g, {.lr = 0.1f});
+            ++pushed;
+          }
+          c.finish();
+        } catch (const std::exception& e) {
+          error = e.what();
+        }
+        ++done;
+      });
+    }
+    for (auto& w : workers) w.join();
+    stop = true;
+    server.join();
+    CHECK(error == "");
+    CHECK(lives > 2);
+    CHECK(sum == expected);
+  }
+}
+
+TEST_CASE("pushes that are gathered are summed, and go out in time") {  // T12
+  hd::worker_options wo = worker(2);
+  wo.gather = 1000;
+  wo.gather_for = 30ms;
+  table_type expected(how);
+  floats sum(dim);
+  for (int i = 0; i < 3; ++i)
+    for (std::size_t d = 0; d < dim; ++d) sum[d] += gradients_of(0, i, 1)[d];
+  expected.push(keys_type{7}, sum, {.lr = 0.1f});
+  std::atomic<bool> seen{false};
+  const outcome o = run(
+      2, 2, {}, none,
+      [&](int w, client& c) {
+        if (w == 0) {
+          for (int i = 0; i < 3; ++i) c.push(keys_type{7}, gradients_of(0, i, 1), {.lr = 0.1f});
+          const auto end = std::chrono::steady_clock::now() + 10s;
+          while (!seen && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(2ms);  // silence
+        } else {
+          floats before(dim), now(dim);
+          expected.read(keys_type{7}, before);
+          const auto end = std::chrono::steady_clock::now() + 10s;
+          while (now != before && std::chrono::steady_clock::now() < end) c.read(keys_type{7}, now);
+          seen = now == before;
+        }
+        c.finish();
+      },
+      wo);
+  all_well(o);
+  CHECK(seen);
+  CHECK(o.checksum == expected.checksum());
+}
+
+TEST_CASE("nobody reads further ahead than the bound") {
+  constexpr int steps = 12, bound = 2;
+  std::atomic<int> clock[2] = {0, 0};
+  std::atomic<int> worst{0};
+  const outcome o = run(1, 2, {.staleness = bound}, none, [&](int w, client& c) {
+    floats rows(dim);
+    for (int s = 0; s < steps; ++s) {
+      c.pull(keys_type{1}, rows);
+      const int ahead = clock[w] - clock[1 - w];
+      for (int seen = worst; ahead > seen && !worst.compare_exchange_weak(seen, ahead);) {
+      }
+      if (w == 1) std::this_thread::sleep_for(3ms);
+      ++clock[w];
+      c.push(keys_type{1}, floats(dim, 1.0f), {.lr = 0.01f});
+    }
+    c.finish();
+  });
+  all_well(o);
+  CHECK(worst <= bound + 1);  // the other's clock is read a moment later than the server's
+  CHECK(worst > 0);
+}
+
+TEST_CASE("a batch is asked for in advance, hot rows are kept, and 16 bits suffice") {
+  hd::worker_options wo = worker(3);
+  wo.cached_rows = 64;
+  wo.cached_for = 100;
+  wo.half = true;
+  std::uint64_t hits = 0;
+  bool same = true, near = true;
+  const outcome o = run(
+      3, 1, {}, none,
+      [&](int, client& c) {
+        const keys_type k = keys_of(0, 0);
+        auto p = c.start_pull(k);
+        floats a(k.size() * dim), b(k.size() * dim), one(dim);
+        c.finish_pull(std::move(p), a);
+        c.pull(k, b);
+        same = a == b;
+        hits = c.cache_hits();
+        for (std::size_t i = 0; i < k.size(); ++i) {
+          hd::initial::uniform{}.fill<dim>(one.data(), how.seed, 0, k[i]);
+          for (std::size_t d = 0; d < dim; ++d) near = near && std::abs(a[i * dim + d] - one[d]) <= 0.01f / 256;
+        }
+        c.push(k, gradients_of(0, 0), {.lr = 0.1f});
+        CHECK_THROWS_AS(c.push(k, floats(3)), hd::argument_error);
+        floats nan(dim, std::nanf(""));
+        c.push(keys_type{1}, nan);
+        c.finish();
+      },
+      wo);
+  all_well(o);
+  CHECK((same && near));
+  CHECK(hits > 20);
+}
+
+TEST_CASE("a full log waits for the server's save") {
+  const folder dir;
+  hd::worker_options wo = worker(2);
+  wo.log_bytes = 4000;  // some six pushes
+  const outcome o = run(
+      2, 2, {.staleness = 0, .ordered = true, .path = dir / "s"}, none, [](int w, client& c) { train(w, c, 20); }, wo);
+  all_well(o);
+  CHECK(o.checksum == reference(2, 20));
+}
+
+TEST_CASE("a worker that dies is named to the others, or they go on, as the server is told") {  // T11
+  for (const auto policy : {hd::worker_death::report, hd::worker_death::go_on}) {
+    hd::threads::meeting_place place(3);
+    std::atomic<bool> pushed{false};
+    const auto start = std::chrono::steady_clock::now();
+    const outcome o = run(
+        1, 2, {.staleness = 0, .ordered = true, .on_death = policy}, none,
+        [&](int w, client& c) {
+          if (w == 1) {
+            c.push(keys_of(1, 0), gradients_of(1, 0), {.lr = 0.1f});
+            c.flush();
+            place.kill(2);
+            return;
+          }
+          train(0, c, 3);
+        },
+        {}, &place);
+    CHECK(std::chrono::steady_clock::now() - start < 20s);
+    const bool named = std::any_of(o.errors.begin(), o.errors.end(), [](const std::string& e) {
+      return e.rfind("1: ", 0) == 0 && e.find("rank 2") != std::string::npos;
+    });
+    if (policy == hd::worker_death::report)
+      CHECK(named);
+    else
+      CHECK(o.errors.empty());
+  }
+}
