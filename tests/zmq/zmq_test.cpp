@@ -5,23 +5,23 @@
 #include <heddle/core/philox.hpp>
 
 #include "../comm/messenger_conformance.hpp"
+#include "processes.hpp"
 
 #include <memory>
 
 #include <netinet/in.h>
 #include <poll.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <atomic>
-#include <csignal>
 
 namespace hd = heddle;
 
 namespace {
 using namespace std::chrono_literals;
 using hd::message_kind;
+using heddle_test::folder;
 using heddle_test::inbox;
+using heddle_test::process;
 
 hd::messenger_options quick(std::chrono::milliseconds silence = 400ms) {
   hd::messenger_options o;
@@ -29,59 +29,6 @@ hd::messenger_options quick(std::chrono::milliseconds silence = 400ms) {
   o.silence = silence;
   return o;
 }
-
-// A folder for sockets; goes away with what is in it.
-struct folder {
-  char path[32] = "/tmp/heddle_XXXXXX";
-  folder() { REQUIRE(mkdtemp(path)); }
-  ~folder() {
-    for (int i = 0; i < 8; ++i) unlink(file(i).c_str());
-    rmdir(path);
-  }
-  std::string file(int i) const { return std::string(path) + "/" + std::to_string(i); }
-  std::vector<std::string> addresses(int ranks) const {
-    std::vector<std::string> a;
-    for (int i = 0; i < ranks; ++i) a.push_back("ipc://" + file(i));
-    return a;
-  }
-};
-
-// A process that runs f and ends; it is killed with this one, and when this goes away.
-class process {
- public:
-  template <class Function> explicit process(Function f) {
-    const pid_t parent = getpid();
-    pid_ = fork();
-    REQUIRE(pid_ >= 0);
-    if (pid_ > 0) return;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) _exit(3);
-    try {
-      f();
-      _exit(0);
-    } catch (...) {
-      _exit(2);
-    }
-  }
-  process(const process&) = delete;
-  process& operator=(const process&) = delete;
-  ~process() { send(SIGKILL); }
-  void send(int signal) {
-    if (pid_ <= 0) return;
-    kill(pid_, signal);
-    if (signal != SIGKILL) return;
-    waitpid(pid_, nullptr, 0);
-    pid_ = -1;
-  }
-  int wait() {
-    int status = -1;
-    waitpid(std::exchange(pid_, -1), &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
-  }
-
- private:
-  pid_t pid_ = -1;
-};
 
 int free_port() {
   const hd::zmq::transport t(0, {"tcp://127.0.0.1:*"});
