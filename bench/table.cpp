@@ -202,7 +202,6 @@ template <class Rule> void bytes(const char* name, std::size_t rows) {
     ratio = held / (payload * static_cast<double>(done));
     worst = std::max(worst, ratio);
     off = std::max(off, std::abs(grown / held - 1));
-    if (std::getenv("H7")) std::printf("%zu %.0f %.0f %.4f\n", done, held, grown, grown / held);
   }
   std::printf("RATIO bytes.%s.10M %.4f 1.25 times_payload %.3f\n", name, ratio, 1.25 / ratio);
   std::printf("RATIO bytes.%s.worst %.4f 1.25 times_payload %.3f\n", name, worst, 1.25 / worst);

@@ -315,7 +315,8 @@ class sparse_table {
   /// shard's rows are with the sequences applied to them. Files are written beside their place and renamed.
   /// Throws: file_error naming the file; the table, and what it knows of former saves, are as before.
   /// @{
-  /// Saves all rows, and what the admission remembers.
+
+  /// @brief Saves all rows, and what the admission remembers.
   void save(const std::string& path) { files::save(*this, path); }
   /// @brief Saves the rows changed, and the keys erased, since the last `save` or `save_delta`. Deltas count from 1
   /// after each `save`. Throws: argument_error if nothing was saved or loaded before.

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <heddle/table/concept.hpp>
 #include <heddle/table/detail/row_store.hpp>
 
 #include <algorithm>
