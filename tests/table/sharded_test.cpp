@@ -12,7 +12,6 @@
 #include <cstdlib>
 #include <functional>
 
-
 namespace hd = heddle;
 
 namespace {

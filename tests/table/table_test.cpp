@@ -704,6 +704,56 @@ TEST_CASE("serving tables hold weights alone, and text reads back") {
   CHECK(lines == t.size());
 }
 
+namespace {
+// The examples of table/concept.hpp.
+struct signed_descent {
+  static constexpr bool linear = false;
+  static constexpr std::size_t slots(std::size_t) { return 0; }
+  template <std::size_t Dim> HEDDLE_HD void update(float* w, float*, const float* g, const hd::row_context& x) const {
+    for (std::size_t i = 0; i < Dim; ++i) w[i] -= g[i] > 0 ? x.lr : g[i] < 0 ? -x.lr : 0.0f;
+  }
+  std::string name() const { return "signed_descent"; }
+};
+struct ones {
+  template <std::size_t Dim> HEDDLE_HD void fill(float* w, std::uint64_t, std::uint32_t, std::uint64_t) const {
+    for (std::size_t i = 0; i < Dim; ++i) w[i] = 1.0f;
+  }
+  std::string name() const { return "ones"; }
+};
+struct even_keys {
+  struct state {
+    std::size_t bytes() const { return 0; }
+    template <class Out> void save(Out&) const {}
+    template <class In> void load(In&, const hd::admission_context&) {}
+  };
+  bool admit(state&, std::uint64_t mixed, const hd::sighting&, const hd::admission_context&) const {
+    return hd::detail::unmix(mixed) % 2 == 0;
+  }
+  bool admits_unseen(std::uint64_t mixed, std::uint64_t) const { return hd::detail::unmix(mixed) % 2 == 0; }
+  std::string name() const { return "even_keys"; }
+};
+struct idle {
+  std::uint32_t ticks = 100;
+  static constexpr std::size_t words = 1;
+  void touch(std::uint32_t* w, const hd::sighting&, std::uint32_t now, std::uint64_t) const { w[0] = now; }
+  bool expired(std::uint32_t* w, std::uint32_t now) const { return now - w[0] > ticks; }
+  std::string name() const { return "idle"; }
+};
+}  // namespace
+
+TEST_CASE("a user's own policies") {
+  hd::sparse_table<std::int16_t, hd::row<2>, signed_descent, ones, even_keys, idle, hd::guard::raise> t(
+      {.eviction = {.ticks = 0}});
+  const std::vector<std::int16_t> keys{-2, 3, 4};
+  CHECK(t.push(keys, floats{5, -5, 1, 1, 0, 0}, {.lr = 0.5f}).refused == 1);
+  CHECK(rows_of(t, keys) == floats{0.5f, 1.5f, 0, 0, 1, 1});
+  CHECK_THROWS_AS(t.push(keys, floats{1, 1, 1, 1, 1, std::nanf("")}, {.lr = 0.5f}), hd::argument_error);
+  CHECK(rows_of(t, keys) == floats{0.5f, 1.5f, 0, 0, 1, 1});
+  t.advance();
+  t.push(std::vector<std::int16_t>{4}, floats{0, 0});
+  CHECK(t.evict() == std::vector<std::int16_t>{-2});
+}
+
 TEST_CASE("bytes are accounted for") {
   table_type t;
   const std::size_t empty = t.bytes();

@@ -157,7 +157,7 @@ struct show_click {
 
 /// @brief As `count`, in fixed memory: a counting Bloom filter with conservative update. It never admits late. A key's
 /// estimate is too high only if all its cells are shared: after u distinct refused keys at most about
-/// (1 - exp(-hashes u / cells))^hashes of new keys are admitted early, with cells = bytes_of_cells.
+/// (1 - exp(-hashes u / cells))^hashes of new keys are admitted early.
 /// State:   `cells` bytes for the whole table (rounded up to 64 per shard), whatever the number of keys.
 /// Paper:   Fan, Cao, Almeida, Broder 2000; Estan and Varghese 2002 for the conservative update.
 struct counting_bloom {

@@ -86,7 +86,7 @@ concept table_initial = has_name<Initial> && requires(const Initial& i, float* w
 ///       struct state {
 ///         std::size_t bytes() const { return 0; }
 ///         template <class Out> void save(Out&) const {}
-///         template <class In> void load(In&, unsigned) {}
+///         template <class In> void load(In&, const hd::admission_context&) {}
 ///       };
 ///       bool admit(state&, std::uint64_t mixed, const hd::sighting&, const hd::admission_context&) const {
 ///         return hd::detail::unmix(mixed) % 2 == 0;

@@ -3,7 +3,8 @@
 #pragma once
 
 #include <heddle/core/error.hpp>
-#include <heddle/optim/concept.hpp>
+#include <heddle/optim/adagrad.hpp>
+#include <heddle/optim/ftrl.hpp>
 #include <heddle/table/concept.hpp>
 
 #include <cmath>
@@ -12,10 +13,10 @@
 namespace heddle {
 inline namespace v0 {
 namespace detail {
-inline void check_above_zero(const char* rule, const char* what, double x, bool zero_too = false) {
-  if (!((zero_too ? x >= 0.0 : x > 0.0) && x < 1e30)) {
-    throw argument_error(std::string("heddle::rule::") + rule + ": " + what + " is " + std::to_string(x) +
-                         ", allowed is " + (zero_too ? "0 or above" : "above 0"));
+inline void check_not_negative(const char* rule, const char* what, double x) {
+  if (!(x >= 0.0 && x < 1e30)) {
+    throw argument_error(std::string("heddle::") + rule + ": " + what + " is " + std::to_string(x) +
+                         ", allowed is 0 or above");
   }
 }
 }  // namespace detail
@@ -64,8 +65,8 @@ struct adagrad {
   static constexpr std::size_t slots(std::size_t dim) noexcept { return dim; }  ///< Floats of state.
   /// Throws argument_error for a number outside its range.
   void check() const {
-    detail::check_above_zero("adagrad", "eps", eps);
-    detail::check_above_zero("adagrad", "initial", initial, true);
+    detail::check_above_zero("rule::adagrad", "eps", eps);
+    detail::check_not_negative("rule::adagrad", "initial", initial);
   }
   /// The state of a new row.
   template <std::size_t Dim> HEDDLE_HD void start(float* s) const noexcept {
@@ -75,10 +76,8 @@ struct adagrad {
   template <std::size_t Dim>
   HEDDLE_HD void update(float* __restrict w, float* __restrict s, const float* __restrict g,
                         const row_context& x) const noexcept {
-    for (std::size_t i = 0; i < Dim; ++i) {
-      s[i] += g[i] * g[i];
-      w[i] -= x.lr * g[i] / (std::sqrt(s[i]) + eps);
-    }
+    const detail::adagrad_step step{x.lr, eps, 0.0f};
+    for (std::size_t i = 0; i < Dim; ++i) step(w[i], g[i], s[i]);
   }
   /// "adagrad".
   std::string name() const { return "adagrad"; }
@@ -96,8 +95,8 @@ struct row_adagrad {
   static constexpr std::size_t slots(std::size_t) noexcept { return 1; }  ///< Floats of state.
   /// Throws argument_error for a number outside its range.
   void check() const {
-    detail::check_above_zero("row_adagrad", "eps", eps);
-    detail::check_above_zero("row_adagrad", "initial", initial, true);
+    detail::check_above_zero("rule::row_adagrad", "eps", eps);
+    detail::check_not_negative("rule::row_adagrad", "initial", initial);
   }
   /// The state of a new row.
   template <std::size_t Dim> HEDDLE_HD void start(float* s) const noexcept { s[0] = initial; }
@@ -135,7 +134,7 @@ struct adam {
   void check() const {
     detail::check_below_one("rule::adam", "beta1", beta1);
     detail::check_below_one("rule::adam", "beta2", beta2);
-    detail::check_above_zero("adam", "eps", eps);
+    detail::check_above_zero("rule::adam", "eps", eps);
   }
   /// The state of a new row.
   template <std::size_t Dim> HEDDLE_HD void start(float* s) const noexcept {
@@ -160,17 +159,14 @@ struct adam {
   std::string name() const { return "adam"; }
 };
 
-/// @brief FTRL-Proximal: a sparse weight, from sums of gradients; lr is its alpha.
+/// @brief FTRL-Proximal, as heddle::ftrl has it: a sparse weight, from sums of gradients; lr is its alpha.
 ///
-///     sigma = (sqrt(n + g^2) - sqrt(n)) / lr;   z += g - sigma w;   n += g^2
-///     w = |z| <= l1 ? 0 : -(z - sign(z) l1) / ((beta + sqrt(n)) / lr + l2)
-///
-/// The weight is a function of the state, so rows begin at 0: use `initial::zero`.
+/// The weight is a function of the state, so rows begin at 0: use `initial::zero`. A rate of 0 leaves a row.
 /// State:   8 bytes per weight (z and n).
 /// Paper:   McMahan et al. 2013, algorithm 1.
 /// Throws:  argument_error from check().
 struct ftrl {
-  float beta = 1.0f;  ///< 0 or above.
+  float beta = 1.0f;  ///< Above 0.
   float l1 = 0.0f;    ///< 0 or above: larger ones make more weights 0.
   float l2 = 0.0f;    ///< 0 or above.
 
@@ -178,24 +174,17 @@ struct ftrl {
   static constexpr std::size_t slots(std::size_t dim) noexcept { return 2 * dim; }  ///< Floats of state.
   /// Throws argument_error for a number outside its range.
   void check() const {
-    detail::check_above_zero("ftrl", "beta", beta, true);
-    detail::check_above_zero("ftrl", "l1", l1, true);
-    detail::check_above_zero("ftrl", "l2", l2, true);
+    detail::check_above_zero("rule::ftrl", "beta", beta);
+    detail::check_not_negative("rule::ftrl", "l1", l1);
+    detail::check_not_negative("rule::ftrl", "l2", l2);
   }
-  /// One step of a row; a rate of 0 leaves it.
+  /// One step of a row.
   template <std::size_t Dim>
   HEDDLE_HD void update(float* __restrict w, float* __restrict s, const float* __restrict g,
                         const row_context& x) const noexcept {
     if (!(x.lr > 0.0f)) return;
-    float *z = s, *n = s + Dim;
-    for (std::size_t i = 0; i < Dim; ++i) {
-      const float more = n[i] + g[i] * g[i], root = std::sqrt(more);
-      z[i] += g[i] - (root - std::sqrt(n[i])) / x.lr * w[i];
-      n[i] = more;
-      const float below = (beta + root) / x.lr + l2;
-      const float magnitude = z[i] < 0 ? -z[i] : z[i];
-      w[i] = magnitude <= l1 || below == 0.0f ? 0.0f : (z[i] < 0 ? magnitude - l1 : l1 - magnitude) / below;
-    }
+    const detail::ftrl_step step{x.lr, beta, l1, l2};
+    for (std::size_t i = 0; i < Dim; ++i) step(w[i], g[i], s[i], s[Dim + i]);
   }
   /// "ftrl".
   std::string name() const { return "ftrl"; }

@@ -35,15 +35,14 @@ struct worker_options {
 /// each server gets one message. Pushes are numbered per server and kept until the server's last save covers them;
 /// requests are repeated, ever more seldom, until they are answered. So any message may be lost, repeated or overtaken,
 /// and a server may start again from its save: the table is the same. A pull sees all pushes that this worker made
-/// before.
+/// before, but for cached rows.
 ///
 /// Wire:   see `table_server`; keys of a batch once each, one message per server and call.
 /// State:  up to `log_bytes` per server; `cached_rows` rows.
 /// Sync:   any thread may call any member. push returns when the message is handed over, and waits while a log is full;
 ///         pull, flush, save, finish wait for the servers. A thread of its own receives.
 /// Throws: argument_error; comm_error naming the server if it doesn't answer within `patience`, or refuses, or says
-/// that
-///         a worker has died. A push that has returned is never lost meanwhile.
+///         that a worker has died; then this object is of no more use, but what its log holds stays until it ends.
 /// @tparam Table The servers' `sparse_table` type. @tparam Messenger Any messenger.
 template <class Table, messenger Messenger> class sharded_table {
   using key_type = typename Table::key_type;
@@ -141,7 +140,7 @@ template <class Table, messenger Messenger> class sharded_table {
       detail::byte_reader in(c.rows.data(), c.rows.size(), "a reply of server " + std::to_string(c.server));
       for (const std::uint32_t i : c.items) {
         detail::take_floats(in, p.rows_.data() + std::size_t{i} * dim, dim, c.half);
-        remember(p.keys_[i], p.rows_.data() + std::size_t{i} * dim);
+        if (c.tag == static_cast<std::uint32_t>(tag::pull)) remember(p.keys_[i], p.rows_.data() + std::size_t{i} * dim);
       }
     }
     lock.unlock();

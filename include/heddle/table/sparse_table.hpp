@@ -72,7 +72,8 @@ class sparse_table {
     std::span<const std::byte> state;     ///< Statistics and optimizer state, as stored.
   };
 
-  /// @param s Settings. Throws: argument_error for one outside its range.
+  /// @param s Settings.
+  /// Throws: argument_error for one outside its range.
   explicit sparse_table(const settings& s = {}) : settings_(s) {
     check(s.rule), check(s.initial), check(s.admission), check(s.eviction), check(s.guard);
     if (s.shard_bits > 20)
@@ -319,7 +320,8 @@ class sparse_table {
   /// @brief Saves all rows, and what the admission remembers.
   void save(const std::string& path) { files::save(*this, path); }
   /// @brief Saves the rows changed, and the keys erased, since the last `save` or `save_delta`. Deltas count from 1
-  /// after each `save`. Throws: argument_error if nothing was saved or loaded before.
+  /// after each `save`.
+  /// Throws: argument_error if nothing was saved or loaded before.
   void save_delta(const std::string& path) { files::save_delta(*this, path); }
   /// @brief Saves keys and weights for a table of `rule::frozen` and the same shard_bits.
   /// @tparam Weight How weights are stored there: float, float16, bfloat16, scaled_int8.

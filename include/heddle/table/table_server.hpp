@@ -60,12 +60,12 @@ template <class Settings> Settings settings_of_server(Settings s, int server, in
 /// on the way, and notes in each shard what was applied, so that a saved table carries it. A server that starts again
 /// loads what it has saved; workers see it fall behind and repeat what is not in it.
 ///
-/// Wire:   per row pulled 8 bytes and its weights; per row pushed 8 bytes, a gradient, 12 of sightings if there are
-/// any. State:  besides the table, pushes that came early or wait for their step. Sync:   serve() and run() work on the
-/// caller's thread, one at a time; other members of the table may be called
-///         meanwhile. A save stops the service until it is written.
-/// Throws: argument_error; file_error if a save fails; comm_error if a worker has died and `on_death` is `report`, from
-///         run(), when the others have been told.
+/// Wire:   per row pulled 8 bytes and its weights; per row pushed 8 bytes, a gradient, 12 of sightings if there are any.
+/// State:  besides the table, pushes that came early or wait for their step.
+/// Sync:   serve() and run() work on the caller's thread, one at a time; the table may be read meanwhile. A save stops
+///         the service until it is written.
+/// Throws: argument_error; file_error if a save of `save_every` fails (one that a worker has asked for fails that
+///         worker's call); comm_error from run() if a worker has died and `on_death` is `report`, when all have gone.
 /// @tparam Table The `sparse_table`. @tparam Messenger Any messenger.
 template <class Table, messenger Messenger> class table_server {
   using key_type = typename Table::key_type;
@@ -145,7 +145,7 @@ template <class Table, messenger Messenger> class table_server {
   struct worker {
     std::uint64_t taken = 0, applied = 0, saved = 0;  // number of the last push of which that is true
     std::map<std::uint64_t, payload> early;           // pushes taken but not applied, and such that came too early
-    std::uint64_t presence = 0, life = 0;             // odd: it has left, in that life
+    std::uint64_t presence = 0, life = 0;             // odd: it has left; the life that greeted last
     bool dead = false, here = false;
     std::string epitaph;
     bool left() const noexcept { return presence % 2 != 0; }
@@ -188,7 +188,11 @@ template <class Table, messenger Messenger> class table_server {
     if (head.layout != layout_) in.refuse("its table has other rows than the server's");
     switch (static_cast<tag>(r.tag)) {
       case tag::hello:
-        if (w.left() && w.life != r.from.life) table_->note_sequence(number + presence, ++w.presence);
+        if (w.life != r.from.life) {  // a new object, which goes on behind what was taken
+          w.life = r.from.life;
+          w.early.erase(w.early.upper_bound(w.taken), w.early.end());
+          if (w.left()) table_->note_sequence(number + presence, ++w.presence);
+        }
         return reply(w, r, status::done);
       case tag::push:
         if (r.id > w.taken && r.id - w.taken <= detail::most_early) w.early.try_emplace(r.id, std::move(r.body));
@@ -265,8 +269,7 @@ template <class Table, messenger Messenger> class table_server {
     }
     detail::byte_reader in(r.body.data(), r.body.size(), "a pull");
     in.take(sizeof head);
-    keys_.resize(checked(in, head, sizeof(key_type)));
-    std::memcpy(keys_.data(), in.take(keys_.size() * sizeof(key_type)), keys_.size() * sizeof(key_type));
+    take_keys(in, head);
     floats_.resize(keys_.size() * dim);
     if (static_cast<tag>(r.tag) == tag::pull)
       table_->pull(keys_, floats_);
@@ -275,9 +278,11 @@ template <class Table, messenger Messenger> class table_server {
     reply(w, r, status::done, &head);
   }
 
-  static std::size_t checked(const detail::byte_reader& in, const detail::table_request& head, std::size_t each) {
-    if (head.items > in.left() / each) in.refuse("it ends early");
-    return static_cast<std::size_t>(head.items);
+  void take_keys(detail::byte_reader& in, const detail::table_request& head) {
+    if (head.items > in.left() / sizeof(key_type)) in.refuse("it ends early");
+    keys_.resize(static_cast<std::size_t>(head.items));
+    const std::byte* const from = in.take(keys_.size() * sizeof(key_type));
+    if (!keys_.empty()) std::memcpy(keys_.data(), from, keys_.size() * sizeof(key_type));
   }
 
   // Applies what may be applied now.
@@ -304,14 +309,23 @@ template <class Table, messenger Messenger> class table_server {
   }
 
   void apply(worker& w, std::uint32_t number) {
-    const auto found = w.early.find(w.applied + 1);
+    const auto found = w.early.find(++w.applied);
     const payload body = std::move(found->second);
     w.early.erase(found);
+    try {
+      apply(w, number, body);
+    } catch (const argument_error& e) {  // its worker learns that it was refused, whoever's message has set it off
+      fail(w, address(options_.servers + static_cast<int>(number)), 0, e.what());
+    } catch (const file_error& e) {
+      fail(w, address(options_.servers + static_cast<int>(number)), 0, e.what());
+    }
+    ++since_save_;
+  }
+  void apply(worker& w, std::uint32_t number, const payload& body) {
     detail::byte_reader in(body.data(), body.size(), "a push of worker " + std::to_string(number));
     const auto head = in.get<detail::table_request>();
-    const std::size_t n = checked(in, head, sizeof(key_type));
-    keys_.resize(n);
-    std::memcpy(keys_.data(), in.take(n * sizeof(key_type)), n * sizeof(key_type));
+    take_keys(in, head);
+    const std::size_t n = keys_.size();
     std::vector<float> sight[3];
     if (head.sightings) {
       for (auto& s : sight) {
@@ -321,7 +335,6 @@ template <class Table, messenger Messenger> class table_server {
     }
     floats_.resize(n * dim);
     detail::take_floats(in, floats_.data(), floats_.size(), head.half != 0);
-    ++w.applied;
     const push_options o{.lr = head.lr,
                          .shows = sight[1],
                          .clicks = sight[2],
@@ -329,12 +342,8 @@ template <class Table, messenger Messenger> class table_server {
                          .worker = number,
                          .sequence = w.applied};
     table_->push(keys_, floats_, o);
-    if (n == 0) table_->note_sequence(number, w.applied);
-    if (head.last) {
-      table_->note_sequence(number + presence, ++w.presence);
-      w.life = messenger_->life_of(options_.servers + static_cast<int>(number));
-    }
-    ++since_save_;
+    table_->note_sequence(number, w.applied);  // also of a push that touched no shard
+    if (head.last && !w.left()) table_->note_sequence(number + presence, ++w.presence);
   }
 
   void reply(const worker& w, const request& r, status s, const detail::table_request* rows = nullptr) {
