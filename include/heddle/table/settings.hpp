@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -68,6 +69,20 @@ struct untracked {
   static constexpr bool on = false;  ///< No account is kept.
 };
 }  // namespace changes
+
+/// @brief Settings of a worker's side of a sharded table.
+struct worker_options {
+  int servers = 1;  ///< Servers have ranks 0 .. servers - 1.
+  /// Keys pushed by this worker's threads that are gathered before they are sent; 0 and 1: each push goes at once.
+  std::size_t gather = 0;
+  std::chrono::nanoseconds gather_for{10'000'000};  ///< And how long at most.
+  bool half = false;                                ///< Weights and gradients travel as bfloat16.
+  std::size_t log_bytes = std::size_t{64} << 20;  ///< Pushes kept per server until it has saved them; then push waits.
+  std::size_t cached_rows = 0;                    ///< Rows kept from former pulls, a power of two, or 0.
+  std::uint64_t cached_for = 1;                   ///< For how many pushes of this worker they may be used.
+  std::chrono::nanoseconds retry{50'000'000};     ///< First wait for a reply; it doubles up to a second.
+  std::chrono::nanoseconds patience{30'000'000'000};  ///< After so long a call without an answer fails.
+};
 
 }  // namespace v0
 }  // namespace heddle

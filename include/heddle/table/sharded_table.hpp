@@ -2,32 +2,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <heddle/table/detail/table_wire.hpp>
+#include <heddle/table/detail/table_requests.hpp>
 #include <heddle/table/sparse_table.hpp>
 
 #include <chrono>
-#include <condition_variable>
-#include <deque>
 #include <map>
-#include <thread>
 #include <utility>
 
 namespace heddle {
 inline namespace v0 {
-
-/// @brief Settings of a worker's side of a sharded table.
-struct worker_options {
-  int servers = 1;  ///< Servers have ranks 0 .. servers - 1.
-  /// Keys pushed by this worker's threads that are gathered before they are sent; 0 and 1: each push goes at once.
-  std::size_t gather = 0;
-  std::chrono::nanoseconds gather_for{10'000'000};  ///< And how long at most.
-  bool half = false;                                ///< Weights and gradients travel as bfloat16.
-  std::size_t log_bytes = std::size_t{64} << 20;  ///< Pushes kept per server until it has saved them; then push waits.
-  std::size_t cached_rows = 0;                    ///< Rows kept from former pulls, a power of two, or 0.
-  std::uint64_t cached_for = 1;                   ///< For how many pushes of this worker they may be used.
-  std::chrono::nanoseconds retry{50'000'000};     ///< First wait for a reply; it doubles up to a second.
-  std::chrono::nanoseconds patience{30'000'000'000};  ///< After so long a call without an answer fails.
-};
 
 /// @brief A worker's view of a sparse table that is spread over servers: the same calls as `sparse_table`.
 ///
@@ -47,29 +30,9 @@ struct worker_options {
 template <class Table, messenger Messenger> class sharded_table {
   using key_type = typename Table::key_type;
   using tag = detail::table_tag;
+  using Guard = decltype(Table::settings::guard);
   using clock = std::chrono::steady_clock;
   static constexpr std::size_t dim = Table::dim;
-
-  // A request until it is answered.
-  struct call {
-    int server = 0;
-    std::uint32_t tag = 0;
-    std::vector<std::byte> body;
-    std::vector<std::uint32_t> items;  // whose rows these are
-    std::vector<std::byte> rows;       // the answer
-    clock::time_point due{};           // when to ask again
-    std::chrono::nanoseconds wait{};
-    bool half = false, answered = false;
-  };
-  struct link {
-    std::uint64_t sent = 0;   // pushes numbered
-    std::uint64_t next = 1;   // what the server expects
-    std::uint64_t first = 1;  // of the log
-    std::deque<std::vector<std::byte>> log;
-    std::size_t bytes = 0;
-    clock::time_point due{};
-    std::chrono::nanoseconds wait{};
-  };
 
  public:
   /// @brief A pull that is under way. Its rows come by `sharded_table::finish_pull`.
@@ -78,45 +41,22 @@ template <class Table, messenger Messenger> class sharded_table {
     std::vector<std::uint64_t> calls_;
     std::vector<std::uint32_t> places_;  // of each item, among the distinct keys
     std::vector<key_type> keys_;         // distinct
-    std::vector<float> rows_;            // of those that were cached
-    std::vector<std::uint8_t> cached_;
+    std::vector<float> rows_;            // of those, in the end
   };
 
   /// @param s Settings of the table, all shards. @param m The messenger; this rank is a worker's. It outlives this
   /// object.
   /// @param o Settings.
   sharded_table(const typename Table::settings& s, Messenger& m, const worker_options& o)
-      : settings_(s), messenger_(&m), options_(o), layout_(Table(s).layout_number()) {
-    if (o.servers < 1 || m.rank() < o.servers || o.servers > (1 << s.shard_bits))
-      throw argument_error("heddle::sharded_table: rank " + std::to_string(m.rank()) + " with " +
-                           std::to_string(o.servers) + " servers; allowed are workers' ranks, behind at most " +
-                           std::to_string(1 << s.shard_bits) + " servers");
-    if (o.cached_rows != 0 && !std::has_single_bit(o.cached_rows))
-      throw argument_error("heddle::sharded_table: cached_rows is " + std::to_string(o.cached_rows) +
-                           ", allowed is 0 or a power of two");
-    links_.resize(static_cast<std::size_t>(o.servers));
-    cache_.resize(o.cached_rows);
-    for (int k = 0; k < o.servers; ++k) messenger_->connect(k);
-    receiver_ = std::thread([this] { receive(); });
-    try {
-      std::unique_lock lock(mutex_);
-      std::vector<std::uint64_t> calls;  // a worker that has restarted goes on where its former life was
-      for (int k = 0; k < o.servers; ++k) calls.push_back(ask(k, tag::hello, head(k), {}));
-      wait(lock, calls, "hello");
-      for (const std::uint64_t id : calls) calls_.erase(id);
-      for (link& l : links_) {
-        l.sent = l.next - 1;
-        l.first = l.next;
-      }
-    } catch (...) {
-      stop();
-      throw;
-    }
+      : settings_(s), options_(checked(s, m, o)), cache_(o.cached_rows), net_(m, o, Table(s).layout_number(), dim) {
+    net_.start([this](clock::time_point now) {
+      if (!keys_.empty() && now - gathered_since_ >= options_.gather_for) send_gathered();
+    });
   }
   sharded_table(const sharded_table&) = delete;
   sharded_table& operator=(const sharded_table&) = delete;
   /// Ends without a word: call `finish` before, or the servers hold this worker for dead when its messenger leaves.
-  ~sharded_table() { stop(); }
+  ~sharded_table() { net_.stop(); }
 
   /// @brief Reads rows as `sparse_table::pull` does. @param keys Any. @param out `dim` floats for each.
   void pull(std::span<const key_type> keys, std::span<float> out) { finish_pull(start_pull(keys), out); }
@@ -131,12 +71,10 @@ template <class Table, messenger Messenger> class sharded_table {
     if (out.size() != p.places_.size() * dim)
       throw argument_error("heddle::sharded_table: pull: " + std::to_string(p.places_.size()) + " keys and " +
                            std::to_string(out.size()) + " floats of room; allowed is as much for each");
-    std::unique_lock lock(mutex_);
-    wait(lock, p.calls_, "pull");
+    std::unique_lock lock(net_.mutex());
+    net_.wait(lock, p.calls_, "pull");
     for (const std::uint64_t id : p.calls_) {
-      const auto found = calls_.find(id);
-      const call c = std::move(found->second);
-      calls_.erase(found);
+      const auto c = net_.take(id);
       detail::byte_reader in(c.rows.data(), c.rows.size(), "a reply of server " + std::to_string(c.server));
       for (const std::uint32_t i : c.items) {
         detail::take_floats(in, p.rows_.data() + std::size_t{i} * dim, dim, c.half);
@@ -157,64 +95,81 @@ template <class Table, messenger Messenger> class sharded_table {
         throw argument_error("heddle::sharded_table: push: " + std::to_string(keys.size()) + " keys and " +
                              std::to_string(gradients.size()) + " floats of gradients; allowed is as much for each");
     if (!std::isfinite(o.lr)) throw argument_error("heddle::sharded_table: push: lr is " + std::to_string(o.lr));
-    std::unique_lock lock(mutex_);
-    check_alive();
-    if (!keys_.empty() && lr_ != o.lr) send_gathered(lock);
-    wait_for_room(lock);
+    std::unique_lock lock(net_.mutex());
+    net_.check_alive();
+    if (!keys_.empty() && lr_ != o.lr) send_gathered();
+    net_.wait_for_room(lock);
+    const std::vector<float> mended = guarded(gradients);
     if (keys_.empty()) gathered_since_ = clock::now();
     lr_ = o.lr;
-    keys_.insert(keys_.end(), keys.begin(), keys.end());
-    gradients_.insert(gradients_.end(), gradients.begin(), gradients.end());
-    const bool sightings = !o.shows.empty() || !o.clicks.empty() || !o.times.empty();
-    sightings_ = sightings_ || sightings;
+    sightings_ = sightings_ || !o.shows.empty() || !o.clicks.empty() || !o.times.empty();
     for (std::size_t i = 0; i < keys.size(); ++i) {
+      const float* const g = (Guard::edits ? mended.data() : gradients.data()) + i * dim;
+      if constexpr (!Guard::edits) {
+        if (!settings_.guard.template check<dim>(g)) {
+          ++rejected_;
+          continue;
+        }
+      }
+      keys_.push_back(keys[i]);
+      gradients_.insert(gradients_.end(), g, g + dim);
       const float times = o.times.empty() ? 1.0f : o.times[i];
       seen_.push_back({times, o.shows.empty() ? times : o.shows[i], o.clicks.empty() ? 0.0f : o.clicks[i]});
     }
-    if (options_.gather <= 1 || keys_.size() >= options_.gather) send_gathered(lock);
+    if (options_.gather <= 1 || keys_.size() >= options_.gather) send_gathered();
   }
 
   /// Sends what was gathered, and waits until the servers have it all.
   void flush() {
-    std::unique_lock lock(mutex_);
-    if (!keys_.empty()) send_gathered(lock);
-    settle(lock, "flush");
+    std::unique_lock lock(net_.mutex());
+    if (!keys_.empty()) send_gathered();
+    net_.settle(lock, "flush");
   }
   /// Lets every server save its part, with all that this worker has pushed.
   void save() {
-    std::unique_lock lock(mutex_);
-    if (!keys_.empty()) send_gathered(lock);
-    save_all(lock, "save");
+    std::unique_lock lock(net_.mutex());
+    if (!keys_.empty()) send_gathered();
+    net_.ask_all(lock, tag::save, "save");
   }
   /// @brief Pushes what was gathered and tells the servers that this worker pushes no more; waits until they have saved
   /// that. Where servers apply in order, this is when the others have pushed as often, or have finished.
   void finish() {
-    std::unique_lock lock(mutex_);
-    if (!keys_.empty()) send_gathered(lock);
+    std::unique_lock lock(net_.mutex());
+    if (!keys_.empty()) send_gathered();
     for (int k = 0; k < options_.servers; ++k) {
-      detail::table_request h = head(k);
+      detail::table_request h = net_.head(k);
       h.last = 1;
-      post(k, h, {});
+      net_.post(k, h, {});
     }
-    save_all(lock, "finish");
+    net_.ask_all(lock, tag::save, "finish");
   }
   /// Gradients left out or edited since they weren't finite.
   std::uint64_t rejected() const {
-    std::lock_guard lock(mutex_);
+    const std::lock_guard lock(net_.mutex());
     return rejected_;
   }
   /// Requests sent again since no reply came.
   std::uint64_t retries() const {
-    std::lock_guard lock(mutex_);
-    return retries_;
+    const std::lock_guard lock(net_.mutex());
+    return net_.retries();
   }
   /// Rows that the cache had.
   std::uint64_t cache_hits() const {
-    std::lock_guard lock(mutex_);
+    const std::lock_guard lock(net_.mutex());
     return cache_hits_;
   }
 
  private:
+  static const worker_options& checked(const typename Table::settings& s, const Messenger& m, const worker_options& o) {
+    if (o.servers < 1 || m.rank() < o.servers || o.servers > (1 << s.shard_bits))
+      throw argument_error("heddle::sharded_table: rank " + std::to_string(m.rank()) + " with " +
+                           std::to_string(o.servers) + " servers; allowed are workers' ranks, behind at most " +
+                           std::to_string(1 << s.shard_bits) + " servers");
+    if (o.cached_rows != 0 && !std::has_single_bit(o.cached_rows))
+      throw argument_error("heddle::sharded_table: cached_rows is " + std::to_string(o.cached_rows) +
+                           ", allowed is 0 or a power of two");
+    return o;
+  }
   struct cached_row {
     key_type key{};
     std::uint64_t until = 0;  // of pushes_; 0: nothing is here
@@ -226,67 +181,14 @@ template <class Table, messenger Messenger> class sharded_table {
     return static_cast<int>(detail::server_of(detail::shard_of(mixed, settings_.shard_bits),
                                               static_cast<std::uint32_t>(options_.servers), settings_.shard_bits));
   }
-  detail::table_request head(int server) const {
-    const link& l = links_[static_cast<std::size_t>(server)];
-    return {.layout = layout_,
-            .pushes = l.sent,
-            .first = l.first,
-            .half = options_.half,
-            .crowded = l.bytes > options_.log_bytes / 2};
-  }
-
-  // ---- Under the lock.
-
-  // Sends a request that will be repeated until it is answered.
-  std::uint64_t ask(int server, tag t, const detail::table_request& h, std::span<const key_type> keys) {
-    call c;
-    c.server = server;
-    c.tag = static_cast<std::uint32_t>(t);
-    c.body = bytes_of(h, keys);
-    c.wait = options_.retry;
-    c.due = clock::now() + c.wait;
-    const std::uint64_t id = ++last_id_;
-    transmit(server, c.tag, id, c.body);
-    calls_.emplace(id, std::move(c));
-    return id;
-  }
-  static std::vector<std::byte> bytes_of(const detail::table_request& h, std::span<const key_type> keys) {
-    std::vector<std::byte> b(sizeof h + keys.size_bytes());
-    std::memcpy(b.data(), &h, sizeof h);
-    if (!keys.empty()) std::memcpy(b.data() + sizeof h, keys.data(), keys.size_bytes());
-    return b;
-  }
-  // Numbers a push, keeps it, and sends it.
-  void post(int server, const detail::table_request& h, std::span<const std::byte> body) {
-    link& l = links_[static_cast<std::size_t>(server)];
-    std::vector<std::byte> all(sizeof h + body.size());
-    std::memcpy(all.data(), &h, sizeof h);
-    if (!body.empty()) std::memcpy(all.data() + sizeof h, body.data(), body.size());
-    l.bytes += all.size();
-    l.log.push_back(std::move(all));
-    const std::uint64_t number = ++l.sent;
-    if (l.next == number) {  // nothing else is unanswered
-      l.wait = options_.retry;
-      l.due = clock::now() + l.wait;
-    }
-    transmit(server, static_cast<std::uint32_t>(tag::push), number, l.log.back());
-  }
-  void transmit(int server, std::uint32_t t, std::uint64_t id, const std::vector<std::byte>& body) {
-    try {
-      (void)messenger_->try_send(address(server), t, id, payload(std::span<const std::byte>(body)));
-    } catch (const peer_error&) {  // it may start again: the request is repeated
-    } catch (const congestion_error&) {
-    }
-  }
-
   pending begin(std::span<const key_type> keys, tag t) {
     if (keys.size() >> 31 != 0)
       throw argument_error("heddle::sharded_table: pull: " + std::to_string(keys.size()) +
                            " keys; allowed are fewer than 2^31");
     pending p;
     p.places_.resize(keys.size());
-    std::unique_lock lock(mutex_);
-    if (!keys_.empty()) send_gathered(lock);  // a pull sees what was pushed before
+    const std::lock_guard lock(net_.mutex());
+    if (!keys_.empty()) send_gathered();  // a pull sees what was pushed before
     std::map<int, std::vector<std::uint32_t>> of;
     place_of_.clear();
     std::size_t slots = 16;
@@ -309,10 +211,9 @@ template <class Table, messenger Messenger> class sharded_table {
     for (auto& [server, items] : of) {
       sent.clear();
       for (const std::uint32_t i : items) sent.push_back(p.keys_[i]);
-      detail::table_request h = head(server);
+      detail::table_request h = net_.head(server);
       h.items = sent.size();
-      p.calls_.push_back(ask(server, t, h, sent));
-      calls_.at(p.calls_.back()).items = std::move(items);
+      p.calls_.push_back(net_.ask(server, t, h, std::as_bytes(std::span(sent)), std::move(items)));
     }
     return p;
   }
@@ -339,8 +240,24 @@ template <class Table, messenger Messenger> class sharded_table {
     c.row.assign(row, row + dim);
   }
 
+  // Gradients as a guard that edits leaves them; nothing for one that doesn't, but throws for one that throws.
+  std::vector<float> guarded(std::span<const float> gradients) {
+    std::vector<float> mended;
+    if constexpr (Guard::edits) {
+      mended.assign(gradients.begin(), gradients.end());
+      for (std::size_t i = 0; i < mended.size(); i += dim)
+        rejected_ += !settings_.guard.template check<dim>(&mended[i]);
+    } else if constexpr (Guard::throws) {
+      for (std::size_t i = 0; i < gradients.size(); i += dim)
+        if (!settings_.guard.template check<dim>(&gradients[i]))
+          throw argument_error("heddle::sharded_table: push: the gradient of item " + std::to_string(i / dim) +
+                               " isn't finite");
+    }
+    return mended;
+  }
+
   // Sums what was gathered key by key, and posts a message to each server that is concerned, or to all.
-  void send_gathered(std::unique_lock<std::mutex>&) {
+  void send_gathered() {
     detail::batch b;
     const auto n = static_cast<std::uint32_t>(keys_.size());
     b.entries.resize(n);
@@ -349,15 +266,14 @@ template <class Table, messenger Messenger> class sharded_table {
       return i < n ? gradients_.data() + std::size_t{i} * dim : b.sums.data() + std::size_t{i - n} * dim;
     };
     const auto sight = [&](std::uint32_t i) { return i < n ? seen_[i] : b.seen[i - n]; };
-    rejected_ += detail::guard_batch<dim>(settings_.guard, b, n, gradient, sight);
     b.merge(dim, n, gradient, sight);
-    std::vector<std::vector<detail::batch_entry>> of(links_.size());
+    std::vector<std::vector<detail::batch_entry>> of(static_cast<std::size_t>(options_.servers));
     for (const detail::batch_entry& e : b.entries) of[static_cast<std::size_t>(server_of(e.mixed))].push_back(e);
     detail::byte_writer out;
     std::vector<float> floats;
     for (int k = 0; k < options_.servers; ++k) {
       const auto& mine = of[static_cast<std::size_t>(k)];
-      detail::table_request h = head(k);
+      detail::table_request h = net_.head(k);
       h.items = mine.size();
       h.lr = lr_;
       h.sightings = sightings_ || n != b.entries.size();
@@ -370,174 +286,16 @@ template <class Table, messenger Messenger> class sharded_table {
       floats.clear();
       for (const auto& e : mine) floats.insert(floats.end(), gradient(e.item), gradient(e.item) + dim);
       detail::put_floats(out, floats.data(), floats.size(), options_.half);
-      post(k, h, {out.data(), out.size()});
+      net_.post(k, h, {out.data(), out.size()});
     }
     keys_.clear(), gradients_.clear(), seen_.clear();
     sightings_ = false;
     ++pushes_;
   }
 
-  // ---- Waiting.
-
-  void check_alive() const {
-    if (failed_by_ >= 0) throw comm_error("sharded_table", messenger_->rank(), failed_by_, failure_);
-    if (broken_) std::rethrow_exception(broken_);
-  }
-  template <class Ready> void wait_until(std::unique_lock<std::mutex>& lock, const char* what, int peer, Ready ready) {
-    const auto end = clock::now() + options_.patience;
-    while (!ready()) {
-      check_alive();
-      if (clock::now() >= end)
-        throw comm_error("sharded_table::" + std::string(what), messenger_->rank(), peer,
-                         "no answer within " + std::to_string(options_.patience.count() / 1'000'000) + " ms");
-      // A system-clock wait, since ThreadSanitizer knows it.
-      changed_.wait_until(lock, std::chrono::system_clock::now() + std::chrono::milliseconds(20));
-    }
-  }
-  void wait(std::unique_lock<std::mutex>& lock, const std::vector<std::uint64_t>& calls, const char* what) {
-    for (const std::uint64_t id : calls) {
-      try {
-        wait_until(lock, what, calls_.at(id).server, [&] { return calls_.at(id).answered; });
-      } catch (...) {
-        for (const std::uint64_t other : calls) calls_.erase(other);
-        throw;
-      }
-    }
-  }
-  void save_all(std::unique_lock<std::mutex>& lock, const char* what) {
-    std::vector<std::uint64_t> calls;
-    for (int k = 0; k < options_.servers; ++k) calls.push_back(ask(k, tag::save, head(k), {}));
-    wait(lock, calls, what);
-    for (const std::uint64_t id : calls) calls_.erase(id);
-  }
-  void wait_for_room(std::unique_lock<std::mutex>& lock) {
-    for (int k = 0; k < options_.servers; ++k) {
-      const link& l = links_[static_cast<std::size_t>(k)];
-      while (l.bytes > options_.log_bytes) {
-        detail::table_request h = head(k);
-        h.pushes = l.first + l.log.size() / 2;  // a save that covers half of it
-        const std::vector<std::uint64_t> id{ask(k, tag::save, h, {})};
-        wait(lock, id, "push");
-        calls_.erase(id[0]);
-      }
-    }
-  }
-  void settle(std::unique_lock<std::mutex>& lock, const char* what) {
-    for (int k = 0; k < options_.servers; ++k) {
-      const link& l = links_[static_cast<std::size_t>(k)];
-      const std::uint64_t last = l.sent;
-      wait_until(lock, what, k, [&] { return l.next > last; });
-    }
-  }
-
-  // ---- The thread that receives.
-
-  void receive() {
-    try {
-      while (!stopping_) {
-        std::optional<message> m = messenger_->receive(std::chrono::milliseconds(5));
-        std::unique_lock lock(mutex_);
-        for (; m; m = messenger_->receive({})) heed(*m);
-        const auto now = clock::now();
-        if (!keys_.empty() && now - gathered_since_ >= options_.gather_for) send_gathered(lock);
-        repeat(now);
-        changed_.notify_all();
-      }
-    } catch (...) {
-      std::lock_guard lock(mutex_);
-      broken_ = std::current_exception();
-      changed_.notify_all();
-    }
-  }
-  void stop() {
-    stopping_ = true;
-    if (receiver_.joinable()) receiver_.join();
-  }
-
-  void heed(message& m) {
-    if (m.kind == message_kind::refused) return messenger_->renew();
-    if (m.from.rank >= options_.servers) return;
-    if (m.kind == message_kind::joined) {  // perhaps another life, which has to be brought up: ask what it has
-      for (auto& [id, c] : calls_)
-        if (c.server == m.from.rank) c.due = {};
-      links_[static_cast<std::size_t>(m.from.rank)].due = {};
-    }
-    if (m.kind != message_kind::data || m.tag != static_cast<std::uint32_t>(tag::reply)) return;
-    detail::byte_reader in(m.body.data(), m.body.size(), "a reply of server " + std::to_string(m.from.rank));
-    const auto r = in.get<detail::table_reply>();
-    link& l = links_[static_cast<std::size_t>(m.from.rank)];
-    if (r.status == detail::reply_status::failed) {
-      failed_by_ = m.from.rank;
-      failure_ = std::string(reinterpret_cast<const char*>(in.take(in.left())), m.body.size() - sizeof r);
-      return;
-    }
-    if (m.from.life > life_of_[m.from.rank]) {
-      // A server that has started again may have less than before.
-      life_of_[m.from.rank] = m.from.life;
-      if (r.next < l.first && l.sent != 0) {
-        failed_by_ = m.from.rank;
-        failure_ = "it has started again without pushes that it had saved: its file is gone or an older one";
-        return;
-      }
-      l.next = r.next;
-      l.due = {};
-      l.wait = options_.retry;
-    } else if (r.next > l.next) {  // replies may come out of order: within a life the number only grows
-      l.next = r.next;
-      l.wait = options_.retry;
-      l.due = clock::now() + l.wait;
-    }
-    while (l.first <= r.covered && !l.log.empty() && l.first < l.next) {
-      l.bytes -= l.log.front().size();
-      l.log.pop_front();
-      ++l.first;
-    }
-    const auto found = calls_.find(m.id);
-    if (m.id == 0 || found == calls_.end() || found->second.answered) return;
-    call& c = found->second;
-    if (r.status == detail::reply_status::behind) {
-      c.due = clock::now() + options_.retry / 4;  // after what is missing, which goes now
-      l.due = {};
-      return;
-    }
-    c.answered = true;
-    c.half = r.half != 0;
-    const std::size_t left = in.left();
-    const std::byte* const rows = in.take(left);
-    c.rows.assign(rows, rows + left);
-    if (left != c.items.size() * dim * (c.half ? 2 : 4)) in.refuse("it has another number of rows than were asked for");
-  }
-
-  // Sends again what is due.
-  void repeat(clock::time_point now) {
-    const auto later = [&](auto& x) {
-      x.wait = (std::min<std::chrono::nanoseconds>)(2 * x.wait, std::chrono::seconds(1));
-      x.due = now + x.wait;
-      ++retries_;
-    };
-    for (std::size_t k = 0; k < links_.size(); ++k) {
-      link& l = links_[k];
-      if (l.next > l.sent || now < l.due) continue;
-      for (std::uint64_t n = (std::max)(l.next, l.first); n <= l.sent && n < l.next + detail::most_early; ++n)
-        transmit(static_cast<int>(k), static_cast<std::uint32_t>(tag::push), n, l.log[n - l.first]);
-      later(l);
-    }
-    for (auto& [id, c] : calls_) {
-      if (c.answered || now < c.due) continue;
-      transmit(c.server, c.tag, id, c.body);
-      later(c);
-    }
-  }
-
   typename Table::settings settings_;
-  Messenger* messenger_;
   worker_options options_;
-  std::uint64_t layout_, last_id_ = 0, pushes_ = 0, rejected_ = 0, retries_ = 0, cache_hits_ = 0;
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<link> links_;
-  std::map<int, std::uint64_t> life_of_;
-  std::map<std::uint64_t, call> calls_;
+  std::uint64_t pushes_ = 0, rejected_ = 0, cache_hits_ = 0;
   std::vector<cached_row> cache_;
   std::vector<std::uint32_t> place_of_;
   std::vector<key_type> keys_;  // gathered
@@ -546,11 +304,7 @@ template <class Table, messenger Messenger> class sharded_table {
   float lr_ = 0.0f;
   bool sightings_ = false;
   clock::time_point gathered_since_{};
-  int failed_by_ = -1;
-  std::string failure_;
-  std::exception_ptr broken_;
-  std::atomic<bool> stopping_{false};
-  std::thread receiver_;
+  detail::table_requests<Messenger> net_;  // last: its thread uses the others
 };
 
 }  // namespace v0

@@ -331,8 +331,7 @@ class sparse_table {
   /// @brief Replaces everything by what was saved, also by other numbers of servers.
   /// @param paths Files of one table that together hold each shard of this one once; other shards are passed over.
   void load(std::span<const std::string> paths) { files::load(*this, paths); }
-  /// The same, of one file.
-  void load(const std::string& path) { load(std::span(&path, 1)); }
+  void load(const std::string& path) { load(std::span(&path, 1)); }  ///< The same, of one file.
   /// @brief Adds a delta to what was loaded. Deltas of each file loaded must come in order, none left out, none twice.
   /// Throws: file_error naming the delta that is due. argument_error if its full file isn't what was loaded.
   void load_delta(const std::string& path) { files::load_delta(*this, path); }

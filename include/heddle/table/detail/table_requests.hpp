@@ -1,0 +1,298 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/table/detail/table_wire.hpp>
+#include <heddle/table/settings.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace heddle {
+inline namespace v0 {
+namespace detail {
+
+// A worker's conversation with its servers: requests that are repeated until they are answered, and pushes that are kept
+// until a server has saved them. Members are called under mutex(), which waiting releases, but for start and stop.
+template <class Messenger> class table_requests {
+  using tag = table_tag;
+  using clock = std::chrono::steady_clock;
+
+  // A request until it is answered.
+  struct call {
+    int server = 0;
+    std::uint32_t tag = 0;
+    std::vector<std::byte> body;
+    std::vector<std::uint32_t> items;  // whose rows these are
+    std::vector<std::byte> rows;       // the answer
+    std::size_t bytes = 0;             // that it must have
+    clock::time_point due{};           // when to ask again
+    std::chrono::nanoseconds wait{};
+    bool half = false, answered = false;
+  };
+  struct link {
+    std::uint64_t sent = 0;   // pushes numbered
+    std::uint64_t next = 1;   // what the server expects
+    std::uint64_t first = 1;  // of the log
+    std::deque<std::vector<std::byte>> log;
+    std::size_t bytes = 0;
+    clock::time_point due{};
+    std::chrono::nanoseconds wait{};
+  };
+
+ public:
+  table_requests(Messenger& m, const worker_options& o, std::uint64_t layout, std::size_t width)
+      : messenger_(&m), options_(o), layout_(layout), width_(width), links_(static_cast<std::size_t>(o.servers)) {}
+  ~table_requests() { stop(); }
+  std::mutex& mutex() const noexcept { return mutex_; }
+
+  // Greets the servers; a worker that has restarted goes on where its former life was. From then on late(now) is called
+  // every few milliseconds.
+  template <class Late> void start(Late late) {
+    for (int k = 0; k < options_.servers; ++k) messenger_->connect(k);
+    receiver_ = std::thread([this, late] { receive(late); });
+    std::unique_lock lock(mutex_);
+    ask_all(lock, tag::hello, "hello");
+    for (link& l : links_) {
+      l.sent = l.next - 1;
+      l.first = l.next;
+    }
+  }
+  void stop() {
+    stopping_ = true;
+    if (receiver_.joinable()) receiver_.join();
+  }
+  std::uint64_t retries() const noexcept { return retries_; }
+
+  table_request head(int server) const {
+    const link& l = links_[static_cast<std::size_t>(server)];
+    return {.layout = layout_,
+            .pushes = l.sent,
+            .first = l.first,
+            .half = options_.half,
+            .crowded = l.bytes > options_.log_bytes / 2};
+  }
+  // Sends a request that will be repeated until it is answered.
+  std::uint64_t ask(int server, tag t, const table_request& h, std::span<const std::byte> keys,
+                    std::vector<std::uint32_t> items = {}) {
+    call c;
+    c.server = server;
+    c.tag = static_cast<std::uint32_t>(t);
+    c.body = bytes_of(h, keys);
+    c.bytes = items.size() * width_ * (h.half ? 2 : 4);
+    c.items = std::move(items);
+    c.wait = options_.retry;
+    c.due = clock::now() + c.wait;
+    const std::uint64_t id = ++last_id_;
+    transmit(server, c.tag, id, c.body);
+    calls_.emplace(id, std::move(c));
+    return id;
+  }
+  static std::vector<std::byte> bytes_of(const table_request& h, std::span<const std::byte> body) {
+    std::vector<std::byte> b(sizeof h + body.size());
+    std::memcpy(b.data(), &h, sizeof h);
+    if (!body.empty()) std::memcpy(b.data() + sizeof h, body.data(), body.size());
+    return b;
+  }
+  // Numbers a push, keeps it, and sends it.
+  void post(int server, const table_request& h, std::span<const std::byte> body) {
+    link& l = links_[static_cast<std::size_t>(server)];
+    l.log.push_back(bytes_of(h, body));
+    l.bytes += l.log.back().size();
+    const std::uint64_t number = ++l.sent;
+    if (l.next == number) {  // nothing else is unanswered
+      l.wait = options_.retry;
+      l.due = clock::now() + l.wait;
+    }
+    transmit(server, static_cast<std::uint32_t>(tag::push), number, l.log.back());
+  }
+  // The answer of a call that was waited for.
+  auto take(std::uint64_t id) {
+    const auto found = calls_.find(id);
+    call c = std::move(found->second);
+    calls_.erase(found);
+    return c;
+  }
+
+  void check_alive() const {
+    if (failed_by_ >= 0) throw comm_error("sharded_table", messenger_->rank(), failed_by_, failure_);
+    if (broken_) std::rethrow_exception(broken_);
+  }
+  template <class Ready> void wait_until(std::unique_lock<std::mutex>& lock, const char* what, int peer, Ready ready) {
+    const auto end = clock::now() + options_.patience;
+    while (!ready()) {
+      check_alive();
+      if (clock::now() >= end)
+        throw comm_error("sharded_table::" + std::string(what), messenger_->rank(), peer,
+                         "no answer within " + std::to_string(options_.patience.count() / 1'000'000) + " ms");
+      // A system-clock wait, since ThreadSanitizer knows it.
+      changed_.wait_until(lock, std::chrono::system_clock::now() + std::chrono::milliseconds(20));
+    }
+  }
+  void wait(std::unique_lock<std::mutex>& lock, const std::vector<std::uint64_t>& calls, const char* what) {
+    for (const std::uint64_t id : calls) {
+      try {
+        wait_until(lock, what, calls_.at(id).server, [&] { return calls_.at(id).answered; });
+      } catch (...) {
+        for (const std::uint64_t other : calls) calls_.erase(other);
+        throw;
+      }
+    }
+  }
+  // Waits until every server has answered, and forgets what they said.
+  void ask_all(std::unique_lock<std::mutex>& lock, tag t, const char* what) {
+    std::vector<std::uint64_t> calls;
+    for (std::size_t k = 0; k < links_.size(); ++k)
+      calls.push_back(ask(static_cast<int>(k), t, head(static_cast<int>(k)), {}));
+    wait(lock, calls, what);
+    for (const std::uint64_t id : calls) calls_.erase(id);
+  }
+  void wait_for_room(std::unique_lock<std::mutex>& lock) {
+    for (int k = 0; k < options_.servers; ++k) {
+      const link& l = links_[static_cast<std::size_t>(k)];
+      while (l.bytes > options_.log_bytes) {
+        table_request h = head(k);
+        h.pushes = l.first + l.log.size() / 2;  // a save that covers half of it
+        const std::vector<std::uint64_t> id{ask(k, tag::save, h, {})};
+        wait(lock, id, "push");
+        calls_.erase(id[0]);
+      }
+    }
+  }
+  void settle(std::unique_lock<std::mutex>& lock, const char* what) {
+    for (int k = 0; k < options_.servers; ++k) {
+      const link& l = links_[static_cast<std::size_t>(k)];
+      const std::uint64_t last = l.sent;
+      wait_until(lock, what, k, [&] { return l.next > last; });
+    }
+  }
+
+ private:
+  void transmit(int server, std::uint32_t t, std::uint64_t id, const std::vector<std::byte>& body) {
+    try {
+      (void)messenger_->try_send(address(server), t, id, payload(std::span<const std::byte>(body)));
+    } catch (const peer_error&) {  // it may start again: the request is repeated
+    } catch (const congestion_error&) {
+    }
+  }
+
+  // ---- The thread that receives.
+
+  template <class Late> void receive(Late late) {
+    try {
+      while (!stopping_) {
+        std::optional<message> m = messenger_->receive(std::chrono::milliseconds(5));
+        std::unique_lock lock(mutex_);
+        for (; m; m = messenger_->receive({})) heed(*m);
+        const auto now = clock::now();
+        late(now);
+        repeat(now);
+        changed_.notify_all();
+      }
+    } catch (...) {
+      std::lock_guard lock(mutex_);
+      broken_ = std::current_exception();
+      changed_.notify_all();
+    }
+  }
+  void heed(message& m) {
+    if (m.kind == message_kind::refused) return messenger_->renew();
+    if (m.from.rank >= options_.servers) return;
+    if (m.kind == message_kind::joined) {  // perhaps another life, which has to be brought up: ask what it has
+      for (auto& [id, c] : calls_)
+        if (c.server == m.from.rank) c.due = {};
+      links_[static_cast<std::size_t>(m.from.rank)].due = {};
+    }
+    if (m.kind != message_kind::data || m.tag != static_cast<std::uint32_t>(tag::reply)) return;
+    byte_reader in(m.body.data(), m.body.size(), "a reply of server " + std::to_string(m.from.rank));
+    const auto r = in.get<table_reply>();
+    link& l = links_[static_cast<std::size_t>(m.from.rank)];
+    if (r.status == reply_status::failed) {
+      failed_by_ = m.from.rank;
+      failure_ = std::string(reinterpret_cast<const char*>(in.take(in.left())), m.body.size() - sizeof r);
+      return;
+    }
+    if (m.from.life > life_of_[m.from.rank]) {
+      // A server that has started again may have less than before.
+      life_of_[m.from.rank] = m.from.life;
+      if (r.next < l.first && l.sent != 0) {
+        failed_by_ = m.from.rank;
+        failure_ = "it has started again without pushes that it had saved: its file is gone or an older one";
+        return;
+      }
+      l.next = r.next;
+      l.due = {};
+      l.wait = options_.retry;
+    } else if (r.next > l.next) {  // replies may come out of order: within a life the number only grows
+      l.next = r.next;
+      l.wait = options_.retry;
+      l.due = clock::now() + l.wait;
+    }
+    while (l.first <= r.covered && !l.log.empty() && l.first < l.next) {
+      l.bytes -= l.log.front().size();
+      l.log.pop_front();
+      ++l.first;
+    }
+    const auto found = calls_.find(m.id);
+    if (m.id == 0 || found == calls_.end() || found->second.answered) return;
+    call& c = found->second;
+    if (r.status == reply_status::behind) {
+      c.due = clock::now() + options_.retry / 4;  // after what is missing, which goes now
+      l.due = {};
+      return;
+    }
+    c.answered = true;
+    c.half = r.half != 0;
+    const std::size_t left = in.left();
+    const std::byte* const rows = in.take(left);
+    c.rows.assign(rows, rows + left);
+    if (left != c.bytes) in.refuse("it has another number of rows than were asked for");
+  }
+
+  // Sends again what is due.
+  void repeat(clock::time_point now) {
+    const auto later = [&](auto& x) {
+      x.wait = (std::min<std::chrono::nanoseconds>)(2 * x.wait, std::chrono::seconds(1));
+      x.due = now + x.wait;
+      ++retries_;
+    };
+    for (std::size_t k = 0; k < links_.size(); ++k) {
+      link& l = links_[k];
+      if (l.next > l.sent || now < l.due) continue;
+      for (std::uint64_t n = (std::max)(l.next, l.first); n <= l.sent && n < l.next + most_early; ++n)
+        transmit(static_cast<int>(k), static_cast<std::uint32_t>(tag::push), n, l.log[n - l.first]);
+      later(l);
+    }
+    for (auto& [id, c] : calls_) {
+      if (c.answered || now < c.due) continue;
+      transmit(c.server, c.tag, id, c.body);
+      later(c);
+    }
+  }
+
+  Messenger* messenger_;
+  worker_options options_;
+  std::uint64_t layout_, last_id_ = 0, retries_ = 0;
+  std::size_t width_;  // floats of a row
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<link> links_;
+  std::map<int, std::uint64_t> life_of_;
+  std::map<std::uint64_t, call> calls_;
+  int failed_by_ = -1;
+  std::string failure_;
+  std::exception_ptr broken_;
+  std::atomic<bool> stopping_{false};
+  std::thread receiver_;
+};
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace heddle
