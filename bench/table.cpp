@@ -7,7 +7,7 @@
 // driver: script
 // links: tbb
 
-// table [bytes | REPETITIONS]: 8 M pushes of 16 floats, keys Zipf 1.05 over 1 M, batches of 8,192, in interleaved
+// table [bytes RULE | bounded | REPETITIONS]: 8 M pushes of 16 floats, keys Zipf 1.05 over 1 M, batches of 8,192, in interleaved
 // pairs.
 #include <heddle/table/sparse_table.hpp>
 
@@ -208,6 +208,38 @@ template <class Rule> void bytes(const char* name, std::size_t rows) {
   std::printf("RATIO bytes.%s.account %.4f 0.01 part %.3f\n", name, off, 0.01 / std::max(off, 1e-6));
 }
 
+// `draws` keys, Zipf-like over as many, into a table that is bounded: keys seen twice, by a Bloom filter, get a row, and of
+// the rows the least used go.
+void bounded(std::size_t draws) {
+  using table_type = hd::sparse_table<key_type, hd::row<dim>, hd::rule::row_adagrad, hd::initial::uniform,
+                                      hd::admit::counting_bloom, hd::evict::lfu>;
+  constexpr std::size_t bound = std::size_t{256} << 20, cells = std::size_t{1} << 27;
+  table_type table({.admission = {.n = 2, .cells = cells, .hashes = 4}, .eviction = {.bytes = bound}});
+  std::vector<key_type> keys(batch);
+  const std::vector<float> gradients(batch * dim, 0.5f);
+  std::size_t most = 0;
+  const double tail = std::pow(static_cast<double>(draws), -0.05);
+  const auto start = std::chrono::steady_clock::now();
+  for (std::size_t done = 0; done < draws; done += batch) {
+    for (std::size_t i = 0; i < batch; ++i) {
+      // The continuous law with density x^-1.05 on [1, draws], by the inverse of its distribution function.
+      const double u = (static_cast<double>(hd::philox(3, 1, done + i).word[0]) + 1) * 0x1p-32;
+      const double x = std::pow(tail + u * (1 - tail), -20.0);
+      keys[i] = hd::detail::mix(static_cast<std::uint64_t>(x));
+    }
+    table.push(keys, gradients, {.lr = 0.01f});
+    if (done / batch % 256 == 0) most = std::max(most, table.bytes());
+  }
+  const double t = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const auto c = table.counts();
+  const double limit = static_cast<double>(bound + cells) * 1.02;
+  std::printf("bounded: %zu rows, %llu made, %llu refused, %llu dropped, %.2f Mrows/s\n", table.size(),
+              static_cast<unsigned long long>(c.created), static_cast<unsigned long long>(c.refused),
+              static_cast<unsigned long long>(c.evicted), static_cast<double>(draws) * 1e-6 / t);
+  std::printf("RATIO bounded.100M %.1f %.1f MiB %.3f\n", static_cast<double>(most) / 0x1p20, limit / 0x1p20,
+              limit / static_cast<double>(most));
+}
+
 void speeds(int repetitions) {
   const load l = make_load();
   for (const int threads : {1, 2}) {
@@ -245,6 +277,10 @@ int main(int argc, char** argv) {
       bytes<hd::rule::row_adagrad>("row_adagrad", 10'000'000);
     else
       bytes<hd::rule::adagrad>("adagrad", 10'000'000);
+    return 0;
+  }
+  if (argc > 1 && std::strcmp(argv[1], "bounded") == 0) {
+    bounded(100'000'000);
     return 0;
   }
   speeds(argc > 1 ? std::max(1, std::atoi(argv[1])) : 7);

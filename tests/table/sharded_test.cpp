@@ -380,3 +380,34 @@ TEST_CASE("a worker that dies is named to the others, or they go on, as the serv
       CHECK(o.errors.empty());
   }
 }
+
+TEST_CASE("a server that dies and doesn't come back is named within the patience") {  // T11
+  hd::threads::meeting_place place(2);
+  hd::threads::messenger inner(quick(), place, 1);
+  wire m(inner, none);
+  std::atomic<bool> stop{false};
+  std::thread server([&] {
+    hd::threads::messenger own(quick(), place, 0);
+    table_type part(how);
+    hd::table_server s(part, own, {});
+    while (!stop) s.serve(1ms);
+    place.kill(0);
+  });
+  hd::worker_options o = worker(1);
+  o.patience = 1s;
+  client c(how, m, o);
+  floats rows(dim);
+  c.pull(keys_type{1}, rows);
+  stop = true;
+  server.join();
+  const auto start = std::chrono::steady_clock::now();
+  c.push(keys_type{1}, rows);  // is kept
+  std::string said;
+  try {
+    c.pull(keys_type{1}, rows);
+  } catch (const hd::comm_error& e) {
+    said = e.what();
+  }
+  CHECK(said.find("peer 0") != std::string::npos);
+  CHECK(std::chrono::steady_clock::now() - start < 10s);
+}

@@ -11,6 +11,8 @@
 #include <map>
 #include <utility>
 
+#include <unistd.h>
+
 namespace heddle {
 inline namespace v0 {
 
@@ -100,14 +102,14 @@ template <class Table, messenger Messenger> class table_server {
   /// @brief Serves what has come and comes within a time. @param longest How long to wait for something.
   /// @return Whether anything has come.
   bool serve(std::chrono::nanoseconds longest) {
-    bool came = false;
+    int came = 0;
     for (std::optional<message> m = messenger_->receive(longest); m; m = messenger_->receive({})) {
-      came = true;
       heed(*m);
       if (!options_.path.empty() && options_.save_every != 0 && since_save_ >= options_.save_every) save();
       answer_waiting();
+      if (++came == 1000) break;  // so that the caller also has a say
     }
-    return came;
+    return came != 0;
   }
   /// @brief Serves until every worker has left or died, and then until nobody can be waiting for an answer any more.
   void run() {

@@ -219,6 +219,7 @@ template <class Messenger> class table_requests {
       failure_ = std::string(reinterpret_cast<const char*>(in.take(in.left())), m.body.size() - sizeof r);
       return;
     }
+    if (m.from.life < life_of_[m.from.rank]) return;
     if (m.from.life > life_of_[m.from.rank]) {
       // A server that has started again may have less than before.
       life_of_[m.from.rank] = m.from.life;
