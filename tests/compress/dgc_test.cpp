@@ -15,14 +15,12 @@ namespace hd = heddle;
 namespace {
 struct state {
   explicit state(std::size_t n) : u(n, 0.0f), v(n, 0.0f) {}
-  std::vector<float> u, v;
-  float* slots[2] = {u.data(), v.data()};
+  std::vector<float> u, v, numbers = std::vector<float>(hd::dgc::extra(0), 0.0f);
+  float* slots[3] = {u.data(), v.data(), numbers.data()};
 };
 
 std::vector<std::byte> packet_of(const hd::dgc& c, const std::vector<float>& g, state& s, const hd::encode_context& x,
                                  float factor = 1.0f) {
-  s.slots[0] = s.u.data();
-  s.slots[1] = s.v.data();
   std::vector<std::byte> p;
   c.encode({g.data(), g.size()}, factor, s.slots, x, p);
   return p;
@@ -88,7 +86,7 @@ TEST_CASE("a blocky tensor does not select more than k") {
   const hd::dgc c{.sparsity = 0.999, .dense_below = 0};
   state s(g.size());
   const auto p = packet_of(c, g, s, {});
-  CHECK(p.size() == 8 + 8 * 100);
+  CHECK(hd::sparse_packet({p.data(), p.size()}).entries() == 100);
 }
 
 TEST_CASE("entries follow the warm-up and never exceed the tensor") {
@@ -96,6 +94,7 @@ TEST_CASE("entries follow the warm-up and never exceed the tensor") {
   CHECK_FALSE(c.sends(1000, {.step = 99}));
   CHECK(c.sends(1000, {.step = 100}));
   CHECK_FALSE(c.sends(9, {.step = 200}));
+  CHECK(c.entries(1000, {.step = 99}) == 1000);
   CHECK(c.entries(1000, {.step = 100}) == 250);
   CHECK(c.entries(1000, {.step = 110}) == 63);  // ceil(62.5)
   CHECK(c.entries(1000, {.step = 120}) == 16);
@@ -152,31 +151,122 @@ TEST_CASE("encode changes nothing, commit moves the state as the definition says
 
 TEST_CASE("what was sent and what is held add up to the momentum-corrected input, over skipped steps too") {
   const std::size_t n = 4096;
-  const hd::dgc c{.sparsity = 0.99, .dense_below = 0};
-  std::mt19937 random(5);
-  std::normal_distribution<float> normal;
-  state s(n);
-  std::vector<double> in(n, 0.0), out(n, 0.0);
-  std::vector<float> g(n);
-  for (std::size_t step = 0; step < 50; ++step) {
-    for (float& x : g) x = normal(random);
-    const hd::encode_context x{.step = step, .ranks = 3, .momentum = 0.9f};
-    const auto p = packet_of(c, g, s, x);
-    if (step == 20) continue;  // skipped: encoded, never committed
-    const std::vector<float> u0 = s.u;
-    c.commit({g.data(), n}, 1.0f, s.slots, x, {p.data(), p.size()});
-    const std::vector<float> sent = decoded(c, p, n);
-    for (std::size_t i = 0; i < n; ++i) {
-      in[i] += 0.9f * u0[i] + g[i] / 3.0f;
-      out[i] += sent[i];
+  for (const auto values : {hd::sparse_values::f32, hd::sparse_values::f16}) {
+    for (const auto how : {hd::selection::exact, hd::selection::sampled}) {
+      const hd::dgc c{.sparsity = 0.99, .dense_below = 0, .selection = how, .values = values};
+      std::mt19937 random(5);
+      std::normal_distribution<float> normal;
+      state s(n);
+      std::vector<double> in(n, 0.0), out(n, 0.0);
+      std::vector<float> g(n);
+      for (std::size_t step = 0; step < 50; ++step) {
+        for (float& x : g) x = normal(random) * 1e-6f;
+        const hd::encode_context x{.step = step, .ranks = 3, .momentum = 0.9f};
+        const std::vector<float> u0 = s.u;
+        std::vector<std::byte> p;
+        if (step % 2) {
+          CHECK(c.fits({g.data(), n}, 1.0f, s.slots, x));
+          c.fused({g.data(), n}, 1.0f, s.slots, x, p);
+        } else {
+          p = packet_of(c, g, s, x);
+          if (step == 20) continue;  // skipped: encoded, never committed
+          c.commit({g.data(), g.size()}, 1.0f, s.slots, x, {p.data(), p.size()});
+        }
+        const std::vector<float> sent = decoded(c, p, n);
+        for (std::size_t i = 0; i < n; ++i) {
+          in[i] += 0.9f * u0[i] + g[i] / 3.0f;
+          out[i] += sent[i];
+        }
+      }
+      double worst = 0.0, scale = 0.0;
+      for (std::size_t i = 0; i < n; ++i) {
+        worst = std::max(worst, std::fabs(in[i] - (out[i] + s.v[i])));
+        scale = std::max(scale, std::fabs(in[i]));
+      }
+      CHECK(worst <= 1e-6 * scale);
     }
   }
-  double worst = 0.0, scale = 0.0;
-  for (std::size_t i = 0; i < n; ++i) {
-    worst = std::max(worst, std::fabs(in[i] - (out[i] + s.v[i])));
-    scale = std::max(scale, std::fabs(in[i]));
+}
+
+TEST_CASE("one pass does what the two halves do") {
+  for (const std::size_t n : {1u, 17u, 31u, 1024u, 10007u}) {
+    for (const bool nesterov : {false, true}) {
+      const hd::dgc c{.sparsity = 0.95, .dense_below = 0, .values = hd::sparse_values::f16};
+      state a(n), b(n);
+      std::mt19937 random(6);
+      std::vector<float> g(n), w(n, 0.5f);
+      for (std::size_t step = 0; step < 12; ++step) {
+        for (float& x : g) x = std::student_t_distribution<float>(2.0f)(random);
+        if (step == 8) std::fill(g.begin(), g.end(), 0.0f);  // the threshold is too high at once
+        const hd::encode_context x{.step = step, .ranks = 2, .parameter = nesterov ? w.data() : nullptr, .momentum = 0.9f, .nesterov = nesterov, .weight_decay = 0.01f};
+        const auto p = packet_of(c, g, a, x);
+        c.commit({g.data(), n}, 1.0f, a.slots, x, {p.data(), p.size()});
+        std::vector<std::byte> q;
+        c.fused({g.data(), n}, 1.0f, b.slots, x, q);
+        CHECK(p == q);
+        CHECK(a.u == b.u);
+        CHECK(a.v == b.v);
+        CHECK(a.numbers == b.numbers);
+        const double most = *std::max_element(a.v.begin(), a.v.end());
+        CHECK(most <= a.numbers[1]);
+      }
+    }
   }
-  CHECK(worst <= 1e-6 * scale);
+}
+
+TEST_CASE("the selection sends what it says on tensors of every kind") {
+  const std::size_t n = 50000;
+  const std::size_t k = 50;
+  std::mt19937 random(8);
+  std::normal_distribution<float> normal;
+  std::student_t_distribution<float> heavy(1.5f);
+  for (int kind = 0; kind < 4; ++kind) {
+    const auto draw = [&](std::size_t i, std::size_t step) {
+      if (kind == 0) return normal(random);
+      if (kind == 1) return heavy(random);
+      if (kind == 2) return (i < n / 8 ? 10.0f : 1.0f) * normal(random);
+      return normal(random) * (step < 10 ? 1.0f : step < 20 ? 1e-3f : 1e3f);  // it shrinks and it explodes
+    };
+    for (const auto how : {hd::selection::exact, hd::selection::sampled}) {
+      const hd::dgc c{.sparsity = 0.999, .dense_below = 0, .selection = how};
+      state s(n);
+      std::vector<float> g(n);
+      std::vector<std::byte> p;
+      for (std::size_t step = 0; step < 30; ++step) {
+        for (std::size_t i = 0; i < n; ++i) g[i] = draw(i, step);
+        p.clear();
+        c.fused({g.data(), n}, 1.0f, s.slots, {.step = step, .momentum = 0.9f}, p);
+        const std::vector<float> sent = decoded(c, p, n);
+        const std::size_t count = c.elements({p.data(), p.size()});
+        CHECK((how == hd::selection::exact ? count == k : count >= k / 2 && count <= k + k / 4));
+        float least = std::numeric_limits<float>::infinity(), held = 0.0f;
+        for (std::size_t i = 0; i < n; ++i) {
+          if (sent[i] != 0.0f) least = std::min(least, std::fabs(sent[i]));
+          else held = std::max(held, std::fabs(s.v[i]));
+        }
+        CHECK(least >= held);  // the largest went
+      }
+    }
+  }
+}
+
+TEST_CASE("what may run in one pass is finite and stays in range") {
+  const hd::dgc c{.sparsity = 0.5, .dense_below = 0};
+  for (const float huge : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN(), 3e38f}) {
+    std::vector<float> g(100, 1.0f), w(100, 1.0f);
+    state s(100);
+    const hd::encode_context x{.parameter = w.data(), .momentum = 0.9f, .weight_decay = 0.1f};
+    CHECK(c.fits({g.data(), 100}, 1.0f, s.slots, x));
+    g[77] = huge;
+    CHECK_FALSE(c.fits({g.data(), 100}, 1.0f, s.slots, x));
+    g[77] = 1.0f;
+    w[3] = huge;
+    CHECK(c.fits({g.data(), 100}, 1.0f, s.slots, x) == (huge == 3e38f));
+    w[3] = 1.0f;
+    s.v[5] = 3e38f;  // as after load(), when the numbers are not known
+    CHECK_FALSE(c.fits({g.data(), 100}, 1.0f, s.slots, x));
+  }
+  CHECK(c.fits({nullptr, 0}, 1.0f, state(0).slots, {}));
 }
 
 TEST_CASE("a gradient that is not finite flags the packet and selects nothing") {
@@ -199,7 +289,7 @@ TEST_CASE("a constant gradient moves every step; a zero one sends nothing") {
   const std::vector<float> g(1000, 0.3f);
   for (int step = 0; step < 5; ++step) {
     const auto p = packet_of(c, g, s, {});
-    CHECK(p.size() == 8 + 8 * 10);
+    CHECK(hd::sparse_packet({p.data(), p.size()}).entries() == 10);
     c.commit({g.data(), g.size()}, 1.0f, s.slots, {}, {p.data(), p.size()});
   }
   state zero(1000);

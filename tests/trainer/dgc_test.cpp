@@ -1,5 +1,7 @@
 // SPDX-FileCopyrightText: The Heddle authors
 // SPDX-License-Identifier: Apache-2.0
+#include <heddle/compress/sharded.hpp>
+
 #include "support.hpp"
 
 namespace {
@@ -37,10 +39,11 @@ TEST_CASE("DGC converges while it sends a tenth, and sends what it says") {
     for (std::size_t s = 0; s < 400; ++s) train_step(dp, m, first_sample(s, comm.rank(), 4, 2), 2, 0.01f);
     const auto end = dp.report();
     if (comm.rank() == 0) RANK_CHECK(quadratic::loss(m.w) < 0.01);
-    // Ring gather: each packet (8 + 8 * 100 bytes) passes three times; 41 small elements by a dense ring.
+    // Ring gather: each packet (8 + 125 + 3 + 4 * 100 bytes, a bitmap) passes three times; 41 small elements by a dense
+    // ring.
     std::vector<double> sent{static_cast<double>(end.bytes_sent - start.bytes_sent) / 400};
     hd::all_reduce(comm, hd::direct{}, std::span<double>(sent), hd::sum{});
-    if (comm.rank() == 0) RANK_CHECK(sent[0] == 4 * 3 * (8 + 8 * 100) + 2 * 3 * 41 * 4);
+    if (comm.rank() == 0) RANK_CHECK(sent[0] == 4 * 3 * (8 + 128 + 4 * 100) + 2 * 3 * 41 * 4);
   });
 }
 
@@ -131,5 +134,127 @@ TEST_CASE("what was sent and what is held add up, through skipped steps, a check
     }
     CHECK(worst <= 1e-6 * std::max(scale, 1.0) * 10);
     step += 25;
+  }
+}
+
+namespace {
+// A plan whose packets stay packets for every tensor of the model.
+hd::dgc sends(double sparsity, hd::overlap when = hd::overlap::transactional) {
+  return {.sparsity = sparsity, .dense_below = 0, .overlap = when};
+}
+}  // namespace
+
+TEST_CASE("one pass after backward gives what two halves during it give, and skips without a trace") {
+  std::array<std::vector<float>, 2> ends;
+  for (int late = 0; late < 2; ++late) {
+    hd::threads::run({.ranks = 3, .deadline = std::chrono::seconds(20)}, [&](auto& comm) {
+      quadratic m;
+      hd::dgc c = sends(0.95, late ? hd::overlap::none : hd::overlap::transactional);
+      c.dense_below = 30;
+      c.begin_step = 3;
+      hd::data_parallel dp{hd::strategy{.compressor = c}, comm, m.tensors(), hd::sgd{.momentum = 0.9f, .weight_decay = 0.01f}};
+      for (std::size_t s = 0; s < 20; ++s) {
+        quadratic::gradient(m.w.data(), m.g.data(), first_sample(s, comm.rank(), 3, 2), 2);
+        const std::vector<float> w = m.w, u(dp.held(2, 0).begin(), dp.held(2, 0).end()), v(dp.held(2, 1).begin(), dp.held(2, 1).end());
+        if (s % 7 == 4 && comm.rank() == 2) m.g[100] = s == 4 ? NAN : INFINITY;
+        for (std::size_t i = quadratic::sizes.size(); i-- > 0;) dp.ready(i);
+        const bool skipped = dp.step({.lr = 0.05f}).skipped;
+        RANK_CHECK(skipped == (s % 7 == 4));
+        if (!skipped) continue;
+        RANK_CHECK(w == m.w);
+        RANK_CHECK(std::equal(u.begin(), u.end(), dp.held(2, 0).begin()));
+        RANK_CHECK(std::equal(v.begin(), v.end(), dp.held(2, 1).begin()));
+      }
+      dp.join();
+      if (comm.rank() == 0) ends[static_cast<std::size_t>(late)] = m.w;
+    });
+  }
+  CHECK(ends[0] == ends[1]);
+}
+
+TEST_CASE("where packets are together no smaller than a dense sum, one travels") {
+  for (const auto when : {hd::overlap::transactional, hd::overlap::none}) {
+    hd::threads::run({.ranks = 4, .deadline = std::chrono::seconds(20)}, [&](auto& comm) {
+      quadratic m, other;
+      const hd::sgd rule{.momentum = 0.9f};
+      const auto bytes_of = [&](double sparsity, quadratic& q) {
+        hd::data_parallel dp{hd::strategy{.compressor = sends(sparsity, when)}, comm, q.tensors(), rule};
+        const std::uint64_t before = dp.report().bytes_sent;
+        for (std::size_t s = 0; s < 3; ++s) train_step(dp, q, first_sample(s, comm.rank(), 4, 1), 1, 0.05f);
+        q.g[20] = comm.rank() == 1 ? NAN : 1.0f;
+        for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) dp.ready(i);
+        RANK_CHECK(dp.step({.lr = 0.05f}).skipped);
+        return dp.report().bytes_sent - before;
+      };
+      const std::uint64_t most = 4 * (2 * 3 * quadratic::count + 4 * 8);  // a dense ring's, and the rounding of its blocks
+      for (const double sparsity : {0.0, 0.3, 0.5, 0.7, 0.9, 0.99}) RANK_CHECK(bytes_of(sparsity, m) <= most);
+      RANK_CHECK(bytes_of(0.99, other) < most / 8);
+    });
+  }
+}
+
+TEST_CASE("sharded DGC: each rank holds a part, and what it does is DGC of its group's gradient") {
+  const hd::sgd rule{.momentum = 0.9f, .weight_decay = 0.01f};
+  const auto oracle = [&](int ranks) {
+    return reference(ranks, 60, 2, momentum_oracle(static_cast<double>(0.05f), static_cast<double>(0.9f), static_cast<double>(0.01f), false));
+  };
+  const auto plan = [](hd::dgc c, int group) {
+    return hd::strategy{.topology = hd::hierarchical{hd::ring{}, hd::ring{}, group}, .compressor = hd::sharded{c}};
+  };
+  hd::dgc all = sends(0.0), later = sends(0.5);
+  all.masking = false;
+  later.begin_step = 1000;
+  const int groups[5][2] = {{1, 1}, {4, 2}, {5, 2}, {7, 3}, {4, 4}};  // 5 is 2+2+1, 7 is 3+3+1
+  for (const auto& [ranks, group] : groups) {
+    const auto r = train(plan(all, group), rule, ranks, 60, 0.05f);
+    CHECK(all_equal(r));
+    CHECK(distance(r[0], oracle(ranks)) < 2e-6);
+  }
+  for (const auto when : {hd::overlap::transactional, hd::overlap::none}) {
+    later.overlap = when;
+    later.dense_below = 20;
+    CHECK(distance(train(plan(later, 2), rule, 4, 60, 0.05f)[0], oracle(4)) < 2e-6);
+  }
+
+  // A group of one rank is DGC; the part that a rank holds falls with the group.
+  const auto one = train(plan(sends(0.9), 1), rule, 3, 20, 0.05f), flat = train(hd::strategy{.compressor = sends(0.9)}, rule, 3, 20, 0.05f);
+  CHECK(one[0] == flat[0]);
+  scratch_directory dir;
+  std::vector<double> before;
+  for (const int ranks : {6, 4, 7}) {  // 3+3, 3+1, 3+3+1
+    std::vector<double> held(quadratic::count, 0.0);
+    std::mutex lock;
+    std::size_t state = 0;
+    hd::threads::run({.ranks = ranks, .deadline = std::chrono::seconds(20)}, [&](auto& comm) {
+      quadratic m;
+      hd::data_parallel dp{plan(sends(0.95), 3), comm, m.tensors(), rule};
+      if (ranks != 6) dp.load(dir.path());
+      const std::uint64_t bytes = dp.report().state_bytes;
+      for (int round = 0; round < 2; ++round) {
+        if (round == 1) {
+          for (std::size_t s = 0; s < 10; ++s) train_step(dp, m, first_sample(s, comm.rank(), ranks, 1), 1, 0.05f);
+          dp.save(dir.path());
+          hd::barrier(comm);
+          if (comm.rank() == 0) std::fill(held.begin(), held.end(), 0.0);
+          hd::barrier(comm);
+        }
+        // A lone tensor of 1000 elements is cut by the columns of its bucket; compare sums over all elements.
+        {
+          std::lock_guard guard(lock);
+          state = std::max<std::size_t>(state, bytes);
+          for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) {
+            for (const float v : dp.held(i, 1)) held[i] += v;
+          }
+        }
+        hd::barrier(comm);
+        if (round == 0 && comm.rank() == 0 && ranks != 6) {
+          for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) RANK_CHECK(std::fabs(held[i] - before[i]) < 1e-4);
+        }
+        hd::barrier(comm);
+      }
+    });
+    before = held;
+    const std::size_t columns = ranks == 6 ? 3 : 1;
+    CHECK(state <= 8 * (quadratic::count / columns + 1) + 8 * 5);
   }
 }

@@ -17,49 +17,41 @@ inline namespace v0 {
 /// Order:   any topology with reduce_scatter and all_gather inside; any topology across.
 /// Paper:   Cho et al. 2019 (BlueConnect); Jia et al. 2018.
 /// Throws:  argument_error if `group` is negative.
-template <class Intra = ring, class Inter = ring>
-struct hierarchical {
+template <class Intra = ring, class Inter = ring> struct hierarchical {
   Intra intra{};  ///< Inside a group.
   Inter inter{};  ///< Across groups, one instance per column.
   int group = 0;  ///< Ranks per group; 0: the largest divisor of P up to its square root.
 
+  /// Number of groups of `size` ranks.
+  constexpr int groups(int size) const {
+    const int g = group_of(size);
+    return (size + g - 1) / g;
+  }
+
+  /// @brief Schedule of what happens inside groups alone: a reduce-scatter of `count` elements, after which a rank owns
+  /// its column of its group's sum.
+  constexpr schedule inside(int rank, int size, std::size_t count) const {
+    const int columns = size - (groups(size) - 1) * group_of(size), local = rank % group_of(size);
+    schedule s = scatter(rank, size, count);
+    std::vector<interval> owned;
+    if (local < columns) {
+      owned.push_back(balanced_block(count, static_cast<std::size_t>(columns), static_cast<std::size_t>(local)));
+    }
+    s.split(std::move(owned));
+    return s;
+  }
+
   /// Schedule of an all-reduce of `count` elements.
   constexpr schedule all_reduce(int rank, int size, std::size_t count) const {
-    static_assert(has_reduce_scatter_schedule<Intra> && has_all_gather_schedule<Intra>,
-                  "heddle::hierarchical: .intra must provide reduce_scatter() and all_gather(); "
-                  "see docs/collective.md");
     static_assert(has_all_reduce_schedule<Inter>,
                   "heddle::hierarchical: .inter must provide all_reduce(); see docs/collective.md");
-    check_rank("hierarchical", rank, size);
-    if (group < 0)
-      throw argument_error("heddle::hierarchical: group is " + std::to_string(group) + ", allowed is 0 or more");
-    const int g = group == 0 ? detail::middle_divisor(size) : group < size ? group : size;
-    const int groups = (size + g - 1) / g, last = size - (groups - 1) * g;  // only the last group may be smaller
-    const int columns = last, mine = rank / g, base = mine * g, local = rank - base;
-    const int members = mine == groups - 1 ? last : g;
-
-    const auto blocks_of = [&](int n) {
-      std::vector<interval> blocks(static_cast<std::size_t>(n), interval{0, 0});
-      for (int c = 0; c < columns; ++c) {
-        blocks[static_cast<std::size_t>(c)] =
-            balanced_block(count, static_cast<std::size_t>(columns), static_cast<std::size_t>(c));
-      }
-      return blocks;
-    };
-    const auto rounds_of = [&](auto&& make) {  // groups of unequal size need unequal rounds: pad to the larger
-      const std::size_t a = make(g).rounds(), b = make(last).rounds();
-      return a > b ? a : b;
-    };
-    const auto inside = [&](int peer) { return base + peer; };
-    const std::vector<interval> blocks = blocks_of(members);
-    schedule s;
-
-    const schedule scatter = intra.reduce_scatter(local, members, blocks);
-    s.append(scatter, 0, scatter.rounds(), inside, 0);
-    s.pad(rounds_of([&](int n) { return intra.reduce_scatter(0, n, blocks_of(n)); }));
+    schedule s = scatter(rank, size, count);
+    const int g = group_of(size), last = size - (groups(size) - 1) * g, columns = last;
+    const int mine = rank / g, base = mine * g, local = rank - base, members = mine == groups(size) - 1 ? last : g;
+    const std::vector<interval> blocks = blocks_of(members, columns, count);
 
     const interval column = local < columns ? blocks[static_cast<std::size_t>(local)] : interval{0, 0};
-    const schedule across = inter.all_reduce(mine, groups, column.count);
+    const schedule across = inter.all_reduce(mine, groups(size), column.count);
     const auto along = [&](int peer) { return peer * g + local; };
     s.append(across, 0, across.half(), along, column.begin);
     std::vector<interval> owned;
@@ -71,8 +63,8 @@ struct hierarchical {
 
     const schedule gather = intra.all_gather(local, members, blocks);
     const std::size_t before = s.rounds();
-    s.append(gather, 0, gather.rounds(), inside, 0);
-    s.pad(before + rounds_of([&](int n) { return intra.all_gather(0, n, blocks_of(n)); }));
+    s.append(gather, 0, gather.rounds(), [&](int peer) { return base + peer; }, 0);
+    s.pad(before + larger([&](int n) { return intra.all_gather(0, n, blocks_of(n, columns, count)); }, g, last));
     return s;
   }
 
@@ -129,8 +121,8 @@ struct hierarchical {
 
   /// @brief Schedule of a reduce-scatter: rank r ends with block r.
   ///
-  /// The all-gather backwards: first inside, then across. In ragged groups a column at last hands out the blocks that it
-  /// has reduced for others of its group.
+  /// The all-gather backwards: first inside, then across. In ragged groups a column at last hands out the blocks that
+  /// it has reduced for others of its group.
   constexpr schedule reduce_scatter(int rank, int size, std::span<const interval> blocks) const
     requires(has_all_gather_schedule<Intra> && has_all_gather_schedule<Inter>)
   {
@@ -149,6 +141,41 @@ struct hierarchical {
   std::string name() const {
     return "hierarchical(" + intra.name() + ", " + inter.name() + ")" +
            (group ? " of " + std::to_string(group) : std::string());
+  }
+
+ private:
+  constexpr int group_of(int size) const {
+    if (group < 0)
+      throw argument_error("heddle::hierarchical: group is " + std::to_string(group) + ", allowed is 0 or more");
+    return group == 0 ? detail::middle_divisor(size) : group < size ? group : size;
+  }
+  // Blocks of a group of n ranks: the columns, and nothing for ranks beyond them.
+  static constexpr std::vector<interval> blocks_of(int n, int columns, std::size_t count) {
+    std::vector<interval> blocks(static_cast<std::size_t>(n), interval{0, 0});
+    for (int c = 0; c < columns; ++c) {
+      blocks[static_cast<std::size_t>(c)] =
+          balanced_block(count, static_cast<std::size_t>(columns), static_cast<std::size_t>(c));
+    }
+    return blocks;
+  }
+  // Groups of unequal size need unequal rounds: the larger number.
+  template <class Make> static constexpr std::size_t larger(Make&& make, int a, int b) {
+    const std::size_t x = make(a).rounds(), y = make(b).rounds();
+    return x > y ? x : y;
+  }
+  // The reduce-scatter inside this rank's group.
+  constexpr schedule scatter(int rank, int size, std::size_t count) const {
+    static_assert(has_reduce_scatter_schedule<Intra> && has_all_gather_schedule<Intra>,
+                  "heddle::hierarchical: .intra must provide reduce_scatter() and all_gather(); "
+                  "see docs/collective.md");
+    check_rank("hierarchical", rank, size);
+    const int g = group_of(size), last = size - (groups(size) - 1) * g;  // only the last group may be smaller
+    const int base = rank / g * g, members = rank / g == groups(size) - 1 ? last : g;
+    schedule s;
+    const schedule inner = intra.reduce_scatter(rank - base, members, blocks_of(members, last, count));
+    s.append(inner, 0, inner.rounds(), [&](int peer) { return base + peer; }, 0);
+    s.pad(larger([&](int n) { return intra.reduce_scatter(0, n, blocks_of(n, last, count)); }, g, last));
+    return s;
   }
 };
 static_assert(topology<hierarchical<>>);

@@ -16,6 +16,13 @@
 namespace heddle {
 inline namespace v0 {
 
+/// @brief When a compressor does its work.
+enum class overlap : std::uint8_t {
+  transactional,  ///< Packets are prepared and travel during backward; states move once all ranks know that the step
+                  ///< counts.
+  none            ///< After backward, when that is known: one pass that prepares and moves the state.
+};
+
 /// @brief What a compressor or transform may know about the tensor it is given.
 struct encode_context {
   std::size_t step = 0;              ///< Step number, from 0; skipped steps don't count.
@@ -85,6 +92,26 @@ concept has_correct = requires(const Compressor& c, slice<float> g, float* const
 template <class Compressor>
 concept has_slots = requires {
   { Compressor::slots } -> std::convertible_to<int>;
+};
+/// Has `extra(count)`: floats of state of a tensor besides the slots, after which they follow in `state`. They are zero
+/// at first, and again after a change of the number of ranks.
+template <class Compressor>
+concept has_extra = requires(const Compressor& c, std::size_t n) {
+  { c.extra(n) } -> std::convertible_to<std::size_t>;
+};
+/// Has `elements(packet)`: how many values it holds, for reports.
+template <class Compressor>
+concept has_elements = requires(const Compressor& c, slice<const std::byte> packet) {
+  { c.elements(packet) } -> std::convertible_to<std::size_t>;
+};
+/// Has `fits(gradient, factor, state, context)` and `fused(gradient, factor, state, context, packet)`: encode and commit
+/// in one, for steps of which all ranks know that they count; and `overlap` that says whether to use it.
+template <class Compressor>
+concept has_fused = requires(const Compressor& c, slice<const float> g, float f, float* const* state,
+                             const encode_context& x, std::vector<std::byte>& packet) {
+  { c.fits(g, f, state, x) } -> std::convertible_to<bool>;
+  c.fused(g, f, state, x, packet);
+  c.overlap;
 };
 /// @}
 

@@ -2,50 +2,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <heddle/compress/concept.hpp>
+#include <heddle/compress/detail/dgc_pass.hpp>
+#include <heddle/compress/sparse_wire.hpp>
 
-#include <algorithm>
-#include <array>
-#include <bit>
 #include <cmath>
-#include <cstring>
 
 namespace heddle {
 inline namespace v0 {
 
-namespace detail {
-// The k elements of largest magnitude, as indices in rising order. Total order: larger bits of |v| first, then the
-// lower index; so +0 and -0 are equal, and ties are the same on every run. v must be finite.
-template <class Index>
-void select_largest(slice<const float> v, std::size_t k, std::vector<Index>& chosen) {
-  chosen.clear();
-  if (k == 0) return;
-  const auto key = [&](std::size_t i) { return std::bit_cast<std::uint32_t>(v[i]) & 0x7fffffffu; };
-  // Histogram of the leading bits (exponent and 3 of the mantissa) finds the bin of the k-th; only that bin is ordered.
-  constexpr int shift = 20;
-  std::array<std::uint32_t, 1u << (31 - shift)> bins{};
-  for (std::size_t i = 0; i < v.count; ++i) ++bins[key(i) >> shift];
-  std::size_t above = 0;
-  std::uint32_t bin = static_cast<std::uint32_t>(bins.size() - 1);
-  while (above + bins[bin] < k) above += bins[bin--];
-  std::vector<std::uint64_t> boundary;
-  boundary.reserve(bins[bin]);
-  for (std::size_t i = 0; i < v.count; ++i) {
-    const std::uint32_t b = key(i) >> shift;
-    if (b > bin)
-      chosen.push_back(static_cast<std::uint32_t>(i));
-    else if (b == bin)
-      boundary.push_back(std::uint64_t{key(i)} << 32 | (0xffffffffu - static_cast<std::uint32_t>(i)));
-  }
-  const std::size_t rest = k - above;
-  if (rest < boundary.size()) {
-    std::nth_element(boundary.begin(), boundary.begin() + static_cast<std::ptrdiff_t>(rest), boundary.end(),
-                     [](std::uint64_t a, std::uint64_t b) { return a > b; });
-  }
-  for (std::size_t j = 0; j < rest; ++j) chosen.push_back(0xffffffffu - static_cast<std::uint32_t>(boundary[j]));
-  std::sort(chosen.begin(), chosen.end());
-}
-}  // namespace detail
+/// @brief How a compressor chooses what it sends.
+enum class selection : std::uint8_t {
+  exact,   ///< The k of largest magnitude, ties by the lower index.
+  sampled  ///< What reaches a threshold that is sampled at first and then steered: k/2 to 1.25 k entries, the largest.
+};
 
 /// @brief Deep Gradient Compression: send only the largest entries of the accumulated gradient, keep the rest.
 ///
@@ -54,32 +23,43 @@ void select_largest(slice<const float> v, std::size_t k, std::vector<Index>& cho
 ///     G = g / P + (weight_decay / P) w
 ///     U = momentum U + G          (Nesterov: U = momentum (U + G))
 ///     V = V + U                   (Nesterov: V = V + U + G)
-///     send V where it is among the k largest |V|; there V = 0 and, with masking, U = 0
+///     send V where it is among the k largest |V|; take off V what was sent, and with masking set U = 0 there
 ///     w = w - lr sum over ranks of what was sent
 ///
 /// Momentum and decay are the optimizer's (`sgd`), applied here and nowhere else. In the dense phase (before
 /// `begin_step`) and for tensors below `dense_below` elements the mean gradient is all-reduced and U is the velocity of
 /// momentum SGD (divided by P), so that momentum survives the switch.
-/// Wire:    8 bytes per entry plus 8 per tensor, k = ceil((1 - sparsity) n) entries, gathered from every rank.
-/// State:   8 bytes per element (U and V).
-/// Traffic: 52 bytes per element, 4 more in each half with weight decay: `encode` reads g, U and V, writes what V would
-///          be to scratch and reads it twice to select (28); `commit` reads g, U and V and writes U and V (20), plus 4
-///          where the sum is added up. The least for two halves is 32, for one fused pass 20.
+/// Wire:    8 bytes per tensor and, with k = ceil((1 - sparsity) n) entries and b = 4 or 2 bytes a value, the least of
+///          (4 + b) k, (2 + b) k, n / 8 + b k and b n bytes (`sparse_wire.hpp`), gathered from every rank; where a
+///          bucket's packets are together no less than an all-reduce of floats moves, that runs instead.
+/// State:   8 bytes per element (U and V), 8 bytes per tensor.
+/// Traffic: per element, 4 more for each pass with weight decay. `overlap::transactional`: `encode` reads g, U and V
+///          (12), `commit` reads them and writes U and V (20): 32, the least for two halves. `overlap::none`: `fused`
+///          reads g, U, V and writes U and V: 20, the least; `fits` reads g before (4). A threshold that was too high
+///          is mended by one more read of V, or in `encode` by one more pass.
 /// Order:   ends a chain; after clip. Needs the optimizer `sgd`; not with a mode that has an outer momentum.
 /// Sync:    never.
-/// Paper:   Lin et al. 2018, arXiv 1712.01887. Differences: exact, deterministic top-k instead of a sampled threshold
-///          (ties by index); a non-finite gradient makes every rank skip the step; decay inside the local gradient.
+/// Paper:   Lin et al. 2018, arXiv 1712.01887. Differences: the selection is exact unless asked otherwise; a non-finite
+///          gradient makes every rank skip the step; decay inside the local gradient; rounding of 16-bit values is
+///          held.
 /// Throws:  argument_error if sparsity is outside [0, 1) or a tensor has 2^32 - 1 elements or more.
 struct dgc {
   double sparsity = 0.999;       ///< Fraction held back after warm-up, in [0, 1).
   std::size_t begin_step = 0;    ///< Steps before it are dense.
   std::size_t warmup_steps = 0;  ///< Steps after `begin_step` over which sparsity rises: 75, 93.75, 98.4375, 99.6 %, as
                                  ///< far as these are below `sparsity`, a fourth of the steps each.
-  std::size_t dense_below = 16384;  ///< Tensors with fewer elements are never sparsified.
-  bool masking = true;              ///< Momentum factor masking: zero U where V is sent.
+  std::size_t dense_below = 16384;                           ///< Tensors with fewer elements are never sparsified.
+  bool masking = true;                                       ///< Momentum factor masking: zero U where V is sent.
+  heddle::selection selection = heddle::selection::exact;    ///< How entries are chosen.
+  sparse_values values = sparse_values::f32;                 ///< How their values travel.
+  heddle::overlap overlap = heddle::overlap::transactional;  ///< Whether it works during backward or after it.
 
   static constexpr int slots = 2;              ///< U and V.
   static constexpr bool owns_momentum = true;  ///< Momentum and decay are applied here, not by the optimizer.
+
+  /// Floats of state of a tensor besides the slots, which follow them: where the search for the largest begins, and the
+  /// largest magnitude in U and V.
+  static constexpr std::size_t extra(std::size_t /*count*/) noexcept { return 2; }
 
   /// Throws argument_error unless sparsity is in its range.
   void check() const {
@@ -91,9 +71,9 @@ struct dgc {
   /// Sparsity in force at a step.
   double sparsity_at(std::size_t step) const noexcept {
     constexpr double stages[4] = {0.75, 0.9375, 0.984375, 0.996};
-    if (step < begin_step || step >= begin_step + warmup_steps) return sparsity;
-    const double s = stages[(std::min<std::size_t>)(3, (step - begin_step) * 4 / warmup_steps)];
-    return (std::min)(s, sparsity);
+    if (step < begin_step || step - begin_step >= warmup_steps) return sparsity;
+    const double done = static_cast<double>(step - begin_step) / static_cast<double>(warmup_steps);
+    return (std::min)(stages[(std::min)(3, static_cast<int>(done * 4))], sparsity);
   }
 
   /// Whether a tensor of n elements travels as a packet at this step.
@@ -101,79 +81,88 @@ struct dgc {
     return x.step >= begin_step && n >= dense_below && n > 0;
   }
 
-  /// Number of entries sent of a tensor of n elements: ceil((1 - sparsity) n), at most n.
+  /// Number of entries to send of a tensor of n elements: ceil((1 - sparsity) n), before `begin_step` n.
   std::size_t entries(std::size_t n, const encode_context& x) const {
     check();
+    if (x.step < begin_step) return n;
     const double kept = 1.0 - sparsity_at(x.step);
     return (std::min)(n, static_cast<std::size_t>(std::ceil(kept * static_cast<double>(n) * (1.0 - 1e-7))));
   }
 
-  /// @brief Appends this rank's packet; reads gradient and state, changes neither.
-  /// Packet: u32 flag (1: the gradient isn't finite, nothing follows), u32 entries, u32 indices rising, f32 values.
+  /// @brief The preparing half: appends this rank's packet; reads gradient and state, changes neither.
+  /// @param g Gradient. @param factor What to multiply it by. @param state U, V and the extra numbers.
+  /// @param x Context. @param packet Where a packet of `sparse_wire.hpp` is appended; without entries and flagged if a
+  /// sum is not finite.
   template <class Allocator>
   void encode(slice<const float> g, float factor, float* const* state, const encode_context& x,
               std::vector<std::byte, Allocator>& packet) const {
-    if (g.count >= 0xffffffffull) {
-      throw argument_error("heddle::dgc: a tensor of " + std::to_string(g.count) +
-                           " elements, allowed is below 2^32 - 1");
+    const goal want = aim(g.count, x);
+    const detail::dgc_rule rule(factor, x);
+    const detail::dgc_tensor t{g.data, x.parameter, state[0], state[1]};
+    const std::uint32_t from = begin(rule, t, g.count, want, state[2], x);
+    detail::largest found(g.count, want.most, from);
+    const std::uint32_t peak = detail::dgc_pass<false>(rule, t, g.count, found);
+    if (peak >= detail::infinite_bits) return append_flagged(packet);
+    if (found.count() < want.fewest && from > 1) {
+      found = detail::largest(g.count, want.most, 1);
+      detail::dgc_pass<false>(rule, t, g.count, found);
     }
-    const std::size_t k = entries(g.count, x);
-    std::vector<float> v(g.count);
-    const update rule(factor, x);
-    bool finite = true;
-    for (std::size_t i = 0; i < g.count; ++i) {
-      const moved m = rule(g[i], x.parameter ? x.parameter[i] : 0.0f, state[0][i], state[1][i]);
-      v[i] = m.v;
-      finite &= std::isfinite(m.v);
-    }
-    std::vector<std::uint32_t> chosen;
-    if (finite) detail::select_largest({v.data(), v.size()}, k, chosen);
-    std::erase_if(chosen, [&](std::uint32_t i) { return v[i] == 0.0f; });  // zeros need no message
-    const std::uint32_t head[2] = {finite ? 0u : 1u, static_cast<std::uint32_t>(chosen.size())};
-    const std::size_t at = packet.size(), n = chosen.size();
-    packet.resize(at + sizeof head + 8 * n);
-    std::byte* out = packet.data() + at;
-    std::memcpy(out, head, sizeof head);
-    if (n) std::memcpy(out + sizeof head, chosen.data(), 4 * n);
-    for (std::size_t j = 0; j < n; ++j) std::memcpy(out + sizeof head + 4 * (n + j), &v[chosen[j]], 4);
+    append(g.count, found, packet);
   }
 
-  /// @brief Moves U and V as `encode` computed them and zeroes what the packet holds.
+  /// @brief The committing half: moves U and V as `encode` computed them and takes off what the packet holds.
   void commit(slice<const float> g, float factor, float* const* state, const encode_context& x,
               slice<const std::byte> packet) const {
-    const update rule(factor, x);
-    for (std::size_t i = 0; i < g.count; ++i) {
-      const moved m = rule(g[i], x.parameter ? x.parameter[i] : 0.0f, state[0][i], state[1][i]);
-      state[0][i] = m.u;
-      state[1][i] = m.v;
+    detail::largest none(0, 0, 0);
+    const detail::dgc_tensor t{g.data, x.parameter, state[0], state[1]};
+    const std::uint32_t peak = detail::dgc_pass<true>(detail::dgc_rule(factor, x), t, g.count, none);
+    release(g.count, state, x, packet, peak);
+  }
+
+  /// @brief Whether `fused` may run on this rank: the gradient is finite and no sum leaves float's range. Reads only g,
+  /// and with weight decay the parameter.
+  bool fits(slice<const float> g, float factor, float* const* state, const encode_context& x) const noexcept {
+    const detail::dgc_rule rule(factor, x);
+    const auto reach = [](const float* of, std::size_t n, float by) {  // infinity and NaN pass through
+      return static_cast<double>(std::bit_cast<float>(detail::peak_bits(of, n))) * std::fabs(by);
+    };
+    const double input =
+        reach(g.data, g.count, rule.share) + (x.parameter ? reach(x.parameter, g.count, rule.decay) : 0.0);
+    double held = state[2][1];
+    if (held == 0.0) held = (std::max)(reach(state[0], g.count, 1.0f), reach(state[1], g.count, 1.0f));  // not known
+    return 2.0 * (held + input) < 3.4e38;  // |V + momentum U + 2 G|
+  }
+
+  /// @brief Both halves in one pass, for a step of which all ranks know that it counts.
+  template <class Allocator>
+  void fused(slice<const float> g, float factor, float* const* state, const encode_context& x,
+             std::vector<std::byte, Allocator>& packet) const {
+    const goal want = aim(g.count, x);
+    const detail::dgc_rule rule(factor, x);
+    const detail::dgc_tensor t{g.data, x.parameter, state[0], state[1]};
+    const std::uint32_t from = begin(rule, t, g.count, want, state[2], x);
+    detail::largest found(g.count, want.most, from);
+    const std::uint32_t peak = detail::dgc_pass<true>(rule, t, g.count, found);
+    if (found.count() < want.fewest && from > 1) {
+      found = detail::largest(g.count, want.most, 1);
+      detail::offer_all(state[1], g.count, found);
     }
-    const view p(packet);
-    for (std::size_t j = 0; j < p.count; ++j) {
-      const std::uint32_t i = p.index(j);
-      state[1][i] = 0.0f;
-      if (masking) state[0][i] = 0.0f;
-    }
+    const std::size_t at = packet.size();
+    append(g.count, found, packet);
+    release(g.count, state, x, {packet.data() + at, packet.size() - at}, peak);
   }
 
   /// @brief sum[index] += value for each entry; entries beyond the tensor are an error.
   /// @return Bytes of the packet.
   /// Throws: argument_error on a damaged packet.
-  std::size_t decode_add(slice<const std::byte> packet, slice<float> sum) const {
-    const view p(packet);
-    for (std::size_t j = 0; j < p.count; ++j) {
-      const std::uint32_t i = p.index(j);
-      if (i >= sum.count)
-        throw argument_error("heddle::dgc: damaged packet, index " + std::to_string(i) + " of " +
-                             std::to_string(sum.count));
-      sum[i] += p.value(j);
-    }
-    return p.bytes();
-  }
+  std::size_t decode_add(slice<const std::byte> packet, slice<float> sum) const { return add_sparse(packet, sum); }
 
   /// Whether the packet says that its rank's gradient is not finite.
-  bool flagged(slice<const std::byte> packet) const { return view(packet).flag != 0; }
+  bool flagged(slice<const std::byte> packet) const { return sparse_packet(packet).flagged(); }
   /// Bytes of the first packet in a run of packets.
-  std::size_t measure(slice<const std::byte> packets) const { return view(packets).bytes(); }
+  std::size_t measure(slice<const std::byte> packets) const { return sparse_packet(packets).bytes(); }
+  /// Values in a packet.
+  std::size_t elements(slice<const std::byte> packet) const { return sparse_packet(packet).entries(); }
 
   /// @brief Dense phase: turns the mean gradient (scaled already) into the update of momentum SGD, U being its
   /// velocity.
@@ -189,6 +178,7 @@ struct dgc {
         u = x.momentum * u + mean;
         g[i] = u * all;
       }
+      state[2][1] = (std::max)(state[2][1], std::fabs(u));
     }
   }
 
@@ -196,52 +186,57 @@ struct dgc {
   std::string name() const { return "dgc"; }
 
  private:
-  struct moved {
-    float u, v;
+  // How many entries of a tensor are wanted, and allowed.
+  struct goal {
+    std::size_t entries, fewest, most;
   };
-  // One element's step, used by both halves. Where a compiler fuses multiplications and additions differently in the
-  // two, what was sent and what is held may differ by a rounding.
-  struct update {
-    update(float factor, const encode_context& x)
-        : share(factor / static_cast<float>(x.ranks)),
-          decay(x.weight_decay / static_cast<float>(x.ranks)),
-          momentum(x.momentum),
-          nesterov(x.nesterov) {}
-    moved operator()(float g, float w, float u, float v) const noexcept {
-      const float mine = g * share + decay * w;
-      const float next = nesterov ? momentum * (u + mine) : momentum * u + mine;
-      return {next, v + next + (nesterov ? mine : 0.0f)};
+  goal aim(std::size_t n, const encode_context& x) const {
+    const std::size_t k = entries(n, x);
+    if (selection == heddle::selection::exact) return {k, k, k};
+    return {k, k - k / 2, (std::min)(n, k + k / 4)};
+  }
+
+  // Magnitude's bits from which on elements are looked at: what the last step left, or a sample's.
+  std::uint32_t begin(const detail::dgc_rule& rule, const detail::dgc_tensor& t, std::size_t n, const goal& want,
+                      const float* numbers, const encode_context& x) const {
+    if (want.entries == 0 || 4 * want.entries > n) return 1;  // most will do
+    if (numbers[0] > 0.0f) return std::bit_cast<std::uint32_t>(numbers[0]);
+    const std::size_t spare = selection == heddle::selection::exact ? want.entries / 2 : 0;
+    return detail::dgc_sampled(rule, t, n, want.entries + spare, x.step);
+  }
+
+  template <class Allocator>
+  void append(std::size_t n, detail::largest& found, std::vector<std::byte, Allocator>& packet) const {
+    std::vector<std::uint32_t> index;
+    std::vector<float> value;
+    found.finish(index, value);
+    append_sparse(n, index.data(), value.data(), index.size(), values, packet);
+  }
+
+  // Takes off what was sent, and steers where the next search begins.
+  void release(std::size_t n, float* const* state, const encode_context& x, slice<const std::byte> packet,
+               std::uint32_t peak) const {
+    const bool mask = masking && x.step >= begin_step;
+    std::vector<float> sent;
+    for_each_entry(packet, n, [&](std::uint32_t i, float value) {
+      if (value == 0.0f) return;  // rounded away, or an element that was not chosen
+      state[1][i] -= value;
+      if (mask) state[0][i] = 0.0f;
+      sent.push_back(std::fabs(value));
+    });
+    const std::size_t k = entries(n, x);
+    float next = 0.0f;  // sample again
+    if (sent.size() >= k && k > 0) {
+      const auto last = sent.begin() + static_cast<std::ptrdiff_t>(k - 1);
+      std::nth_element(sent.begin(), last, sent.end(), [](float a, float b) { return a > b; });
+      next = selection == heddle::selection::exact ? 0.85f * *last : *last;
+    } else if (2 * sent.size() >= k && selection == heddle::selection::sampled) {
+      const float fell = static_cast<float>(sent.size()) / static_cast<float>(k);
+      next = std::sqrt(fell) * *std::min_element(sent.begin(), sent.end());
     }
-    float share, decay, momentum;
-    bool nesterov;
-  };
-  struct view {
-    explicit view(slice<const std::byte> p) : data(p.data) {
-      std::uint32_t head[2] = {};
-      if (p.count < sizeof head)
-        throw argument_error("heddle::dgc: damaged packet of " + std::to_string(p.count) + " bytes");
-      std::memcpy(head, data, sizeof head);
-      flag = head[0];
-      count = head[1];
-      if (p.count < bytes())
-        throw argument_error("heddle::dgc: packet cut at " + std::to_string(p.count) + " bytes of " +
-                             std::to_string(bytes()));
-    }
-    std::size_t bytes() const noexcept { return 8 + 8 * count; }
-    std::uint32_t index(std::size_t j) const noexcept {
-      std::uint32_t i;
-      std::memcpy(&i, data + 8 + 4 * j, 4);
-      return i;
-    }
-    float value(std::size_t j) const noexcept {
-      float f;
-      std::memcpy(&f, data + 8 + 4 * (count + j), 4);
-      return f;
-    }
-    const std::byte* data;
-    std::uint32_t flag = 0;
-    std::size_t count = 0;
-  };
+    state[2][0] = next;
+    state[2][1] = std::bit_cast<float>(peak);
+  }
 };
 static_assert(packet_compressor<dgc>);
 

@@ -206,7 +206,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     return {drift_.agreed(whole_[tensor].state), tensors_[tensor].count};
   }
 
-  /// @brief What the compressor holds back of a tensor on this rank; with DGC slot 0 is U and slot 1 is V.
+  /// @brief What the compressor holds back of a tensor here, of DGC U and V; under `sharded`, of what this rank owns.
   /// Throws: argument_error if there is no such tensor or slot.
   std::span<const float> held(std::size_t tensor, int slot) const { return average_->held(tensor, slot); }
 
@@ -233,6 +233,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     detail::together all(comm, "save");
     const bool written = all.succeed([&] {
       auto file = detail::pack(now, comm.rank(), signature(), counters(), tensors_, visitor());
+      if constexpr (averager::packets) average_->holding()->pack(file);
       if constexpr (shards)
         detail::pack_shards(file, average_->pieces(), held_slots,
                             [&](auto k, auto at) { return update_.state(k, at); });
@@ -261,8 +262,8 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     detail::shards state(shards ? average_->pieces() : whole_, shards ? held_slots : 0);
     detail::together all(comm, "load");
     all.succeed([&] {
-      old = detail::unpack_all(directory, comm.rank(), comm.size(), averager::slots > 0 || !averages_gradients,
-                               signature(), tensors_, visitor(), drift_, shards ? &state : nullptr);
+      old = detail::unpack_all(directory, comm.rank(), comm.size(), !averages_gradients, signature(), tensors_,
+                               visitor(), drift_, shards ? &state : nullptr, average_->holding());
     });
     all.check();
     const detail::saved& mine = *std::find_if(old.begin(), old.end(), [](const detail::saved& l) { return l.own; });
@@ -273,6 +274,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     scale_ = mine.counts.scale;
     bad_ = mine.counts.bad;
     detail::restore(mine, tensors_, visitor());
+    if constexpr (averager::packets) average_->holding()->restore();
     for (std::size_t k = 0; shards && k < held_slots; ++k)
       std::copy_n(state.values(k), state.elements(), update_.state(k, 0));
     if constexpr (mixes) {
@@ -323,7 +325,6 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     if constexpr (!averages_gradients) f(drift_.agreed(whole_[i].state), detail::state_kind::agreed);
     if constexpr (!averages_gradients && drift_type::has_momentum)
       f(drift_.momentum(whole_[i].state), detail::state_kind::rule);
-    for (int k = 0; k < averager::slots; ++k) f(average_->state(i, k), detail::state_kind::held);
   }
 
   void announce(double samples, bool joined) {

@@ -25,6 +25,12 @@ template <class Topology>
 inline constexpr bool is_topology = has_all_reduce_schedule<Topology> || std::is_same_v<Topology, native>;
 template <class Compressor> using last_part = std::remove_cvref_t<decltype(last_of(std::declval<const Compressor&>()))>;
 template <class Compressor> inline constexpr bool owns_momentum = requires { requires Compressor::owns_momentum; };
+template <class Compressor> inline constexpr bool shards_packets = requires { requires Compressor::shards_packets; };
+template <class Topology>
+concept has_inside = requires(const Topology& t, int rank, int size, std::size_t count) {
+  { t.inside(rank, size, count) } -> std::same_as<schedule>;
+  { t.groups(size) } -> std::same_as<int>;
+};
 template <class Mode> inline constexpr bool outer_momentum = requires { requires Mode::outer_momentum; };
 template <class Mode> inline constexpr bool shards_optimizer = requires { requires Mode::averages == average::shards; };
 template <class Precision>
@@ -84,6 +90,10 @@ struct strategy {
                 "cast<>{}; see docs/mode.md");
   static_assert(detail::is_precision<Precision>,
                 "heddle::strategy: .precision must be full_precision{} or mixed<>{}; see docs/trainer.md");
+  static_assert(!detail::shards_packets<detail::last_part<Compressor>> ||
+                    (detail::has_inside<Topology> && has_all_gather_schedule<Topology>),
+                "heddle::strategy: .compressor is sharded{}, so .topology must have groups, such as hierarchical{}; see "
+                "docs/compress.md");
   static_assert(recompute::policy<Recompute>,
                 "heddle::strategy: .recompute must provide plan(); see docs/recompute.md");
   static_assert(detail::plans_buckets<Buckets, Topology>,

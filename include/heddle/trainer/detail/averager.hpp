@@ -6,6 +6,7 @@
 #include <heddle/comm/counting.hpp>
 #include <heddle/compress/cast.hpp>
 #include <heddle/core/detail/squares.hpp>
+#include <heddle/trainer/detail/held.hpp>
 #include <heddle/trainer/detail/tell.hpp>
 #include <heddle/trainer/detail/worker.hpp>
 #include <heddle/trainer/options.hpp>
@@ -35,6 +36,7 @@ template <class Strategy, class Comm> class averager {
   using topology_type = std::remove_cvref_t<decltype(Strategy::topology)>;
   using memory_type = std::remove_cvref_t<decltype(Strategy::memory)>;
   static constexpr bool packets = packet_compressor<compressor_type>;
+  static constexpr bool shards_held = shards_packets<compressor_type>;
   static constexpr bool shards = shards_optimizer<std::remove_cvref_t<decltype(Strategy::mode)>>;
   using element = typename std::remove_cvref_t<decltype(Strategy::precision)>::element;
   static constexpr bool mixes = !std::is_same_v<element, float>;
@@ -56,15 +58,14 @@ template <class Strategy, class Comm> class averager {
     else
       return 0;
   }();
+  using held_type = held_state<memory_type>;
 
   averager(const Strategy& plan, Comm& comm, const std::vector<tensor>& tensors)
       : plan_(plan),
         comm_(comm.duplicate()),
         tensors_(tensors),
-        state_(plan.memory, fill_offsets() * slots),
-        wide_(plan.memory, widens ? total_ : 0),
+        wide_(plan.memory, fill_offsets() * widens),
         work_(job_runner{this}, plan.lanes, comm.size() > 1 && threads(comm)) {
-    if (slots) std::fill(state_.begin(), state_.end(), 0.0f);
     std::vector<std::size_t> bytes;
     for (const tensor& t : tensors_) bytes.push_back(t.count * sizeof(float));
     for (const bucket b : plan_buckets(bytes)) buckets_.emplace_back(b);
@@ -73,6 +74,7 @@ template <class Strategy, class Comm> class averager {
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
       for (std::size_t i = buckets_[b].range.first; i < buckets_[b].range.last; ++i) bucket_of_[i] = b;
     }
+    if constexpr (packets) lay_out_held();
     if constexpr (shards) {
       for (one& b : buckets_) b.reduce.emplace(plan_.topology, comm_.rank(), comm_.size(), elements_of(b));
       pieces();
@@ -91,16 +93,16 @@ template <class Strategy, class Comm> class averager {
   const std::vector<announcement>& announced() const noexcept { return announce_.all(); }
   bool all_joined() const noexcept { return all_joined_; }
   bool any_joined() const noexcept { return any_joined_; }
-  float* state(std::size_t tensor, int slot) noexcept {
-    return state_.data() + static_cast<std::size_t>(slot) * total_ + offsets_[tensor];
-  }
+  // What the compressor keeps; empty without packets.
+  std::optional<held_type>& holding() noexcept { return held_; }
   std::span<const float> held(std::size_t tensor, int slot) const {
     if (tensor >= tensors_.size() || slot < 0 || slot >= slots) {
       throw argument_error("heddle::data_parallel::held: tensor " + std::to_string(tensor) + ", slot " +
                            std::to_string(slot) + "; there are " + std::to_string(tensors_.size()) + " tensors and " +
                            std::to_string(slots) + " slots");
     }
-    return {const_cast<averager*>(this)->state(tensor, slot), tensors_[tensor].count};
+    const slice<const float> here = held_->view(tensor, static_cast<std::size_t>(slot));
+    return {here.data, here.count};
   }
   // Where the result of tensor i is.
   gradient_type* result(std::size_t i) const noexcept {
@@ -129,7 +131,7 @@ template <class Strategy, class Comm> class averager {
     r.control_bytes = t.control_bytes;
     r.messages = t.messages;
     r.elements_sent = elements_sent_;
-    r.state_bytes = state_.bytes() + wide_.bytes();
+    r.state_bytes = (held_ ? held_->bytes() : 0) + wide_.bytes();
     r.comm_seconds = work_.busy_seconds();
     r.exposed_seconds = work_.exposed_seconds();
     r.executor = executor();
@@ -154,6 +156,7 @@ template <class Strategy, class Comm> class averager {
     decay_scales_.assign(decay_scales.begin(), decay_scales.end());
     for (one& b : buckets_) b.missing = b.range.last - b.range.first;
     next_ = 0;
+    late_ = fuses() && !buckets_.empty();
     work_.push(0);
   }
 
@@ -164,7 +167,10 @@ template <class Strategy, class Comm> class averager {
   }
 
   // Returns when everything that was pushed is done; throws what the exchange threw.
-  void wait() { work_.wait(); }
+  void wait() {
+    work_.wait();
+    if (late_ && next_ == buckets_.size()) run_late();
+  }
 
   // After wait(): whether anybody had samples; and whether, besides, every value that arrived is finite.
   bool counted() const noexcept { return weights_ > 0.0; }
@@ -202,7 +208,7 @@ template <class Strategy, class Comm> class averager {
     double mine = 0.0, all = 0.0;
     pieces();
     for (one& b : buckets_) mine += shards ? b.squares : squares_of(b);
-    for (const double theirs : tell_norm_(comm_, mine)) all += theirs;
+    for (const double theirs : tell_number_(comm_, mine)) all += theirs;
     return std::sqrt(all);
   }
 
@@ -228,9 +234,17 @@ template <class Strategy, class Comm> class averager {
     std::size_t first_piece = 0, last_piece = 0;
     double squares = 0.0;  // of what this rank owns
     std::vector<wire> elements;
-    std::vector<element> parameters;  // on their way, where their memory isn't one run
-    std::vector<std::byte> gathered;
-    std::vector<std::size_t> sizes;  // bytes of each rank's packets
+    std::vector<element> parameters;        // on their way, where their memory isn't one run
+    std::size_t travelling = 0;             // elements of tensors that go as packets in this step
+    std::vector<std::vector<piece>> parts;  // with shards_held what each rank's packets are of
+    schedule inside;                        // and how gradients are summed inside a group
+    heddle::executor inside_engine;
+    std::vector<float> sums;          // what that gives
+    std::vector<std::byte> mine;      // this rank's packets, one after the other
+    std::vector<std::byte> gathered;  // everybody's
+    std::vector<std::size_t> sizes;   // bytes of each rank's packets
+    std::vector<float> added;         // what is in all packets, where they travelled as one dense sum
+    std::optional<all_reduce_plan<topology_type>> add;
   };
 
   // Whether other threads than the program's own may communicate.
@@ -398,7 +412,7 @@ template <class Strategy, class Comm> class averager {
       if (!sends_packet(i)) dense += g.count;
     }
     if (dense || !packets) average(b, dense, l.comm);
-    if constexpr (packets) gather(b, l);
+    if constexpr (packets) prepare(b, l);
   }
 
   // Gradients of 16 bits: in place where they are one run, through a buffer elsewhere. The weight is at most 1, so no
@@ -521,35 +535,201 @@ template <class Strategy, class Comm> class averager {
     }
   }
 
-  // The packet part: encode without touching state, gather everybody's packets; settle() adds them up.
-  void gather(one& b, lane& l) {
-    const auto& codec = last_of(plan_.compressor);
-    std::vector<std::byte> mine;
-    std::size_t packets_here = 0;
+  // The packet part. Packets are of parts of tensors: of whole ones, or where held state is sharded of what a rank owns
+  // of its group's gradient.
+
+  const compressor_type& codec() const { return last_of(plan_.compressor); }
+  std::size_t rank() const { return static_cast<std::size_t>(comm_.rank()); }
+  // Ranks that each compress a gradient of the same elements.
+  int senders() const {
+    if constexpr (shards_held)
+      return plan_.topology.groups(comm_.size());
+    else
+      return comm_.size();
+  }
+
+  // Whether the compressor works after backward, in one pass.
+  bool fuses() const {
+    if constexpr (has_fused<compressor_type>)
+      return codec().overlap == overlap::none;
+    else
+      return false;
+  }
+
+  void lay_out_held() {
+    const auto extra = [&](std::size_t n) -> std::size_t {
+      if constexpr (has_extra<compressor_type>)
+        return codec().extra(n);
+      else
+        return (void)n, 0;
+    };
+    const auto all = static_cast<std::size_t>(comm_.size());
+    std::vector<held_part> parts;
+    for (one& b : buckets_) {
+      const auto [first, last] = b.range;
+      if constexpr (shards_held) {
+        const auto size = [&](std::size_t i) { return sends_packet(i) ? tensors_[i].count : 0; };
+        std::size_t n = 0;
+        for (std::size_t i = first; i < last; ++i) n += size(i);
+        b.parts.resize(all);
+        for (std::size_t r = 0; r < all; ++r) {
+          schedule s = plan_.topology.inside(static_cast<int>(r), comm_.size(), n);
+          cut(s.owned(), first, last, size, [&](const piece& p) {
+            if (p.own) b.parts[r].push_back(p);
+          });
+          if (r == rank()) b.inside = std::move(s);
+        }
+        b.inside_engine.prepare(comm_.rank(), b.inside, sizeof(float), b.inside.owned());
+        b.sums.resize(n);
+      }
+      for (std::size_t i = first; i < last; ++i) {
+        if (!shards_held || !sends_packet(i)) {
+          parts.push_back({i, 0, tensors_[i].count, all, extra(tensors_[i].count)});
+          continue;
+        }
+        for (const piece& p : b.parts[rank()]) {
+          if (p.tensor == i)
+            parts.push_back({i, p.begin, p.count, static_cast<std::size_t>(senders()), extra(p.count)});
+        }
+      }
+    }
+    held_.emplace(plan_.memory, static_cast<std::size_t>(slots), std::move(parts));
+  }
+
+  // f(part) for each packet of rank r, in order.
+  template <class Function> void each_part(const one& b, std::size_t r, Function&& f) const {
+    if constexpr (shards_held) {
+      for (const piece& p : b.parts[r]) f(p);
+    } else {
+      std::size_t at = 0;
+      for (std::size_t i = b.range.first; i < b.range.last; ++i) {
+        if (!sends_packet(i)) continue;
+        f(piece{.tensor = i, .count = tensors_[i].count, .position = at});
+        at += tensors_[i].count;
+      }
+    }
+  }
+
+  // What the compressor is told of a part of this rank's: f(gradient, factor, state, context).
+  template <class Function> decltype(auto) with(one& b, const piece& p, Function&& f) {
+    float* state[slots + 1];
+    held_->pointers(p.tensor, p.begin, state);
+    encode_context x = context_of(p.tensor);
+    if (!shards_held) return f(slice<const float>(gradient(p.tensor)), factors_[p.tensor], &state[0], x);
+    if (x.parameter) x.parameter += p.begin;
+    x.ranks = senders();
+    const float share = static_cast<float>(x.ranks) / static_cast<float>(comm_.size());
+    return f(slice<const float>{b.sums.data() + p.position, p.count}, share, &state[0], x);
+  }
+
+  // f(part, packet and what follows it) -> bytes of the packet, for each of rank r's, which begin at `bytes`.
+  template <class Function> void each_packet(const one& b, std::size_t r, slice<const std::byte> bytes, Function&& f) {
+    each_part(b, r, [&](const piece& p) {
+      const std::size_t n = f(p, bytes);
+      bytes = {bytes.data + n, bytes.count - n};
+    });
+  }
+  // The same for each rank, in rank order.
+  template <class Function> void each_packet(const one& b, Function&& f) {
+    const std::byte* at = b.gathered.data();
+    for (std::size_t r = 0; r < b.sizes.size(); at += b.sizes[r++]) each_packet(b, r, {at, b.sizes[r]}, f);
+  }
+
+  void sum_inside(one& b, counting<Comm>& comm) {
+    std::size_t at = 0;
     for (std::size_t i = b.range.first; i < b.range.last; ++i) {
       if (!sends_packet(i)) continue;
-      ++packets_here;
-      float* state_of[slots > 0 ? slots : 1];
-      for (int k = 0; k < slots; ++k) state_of[k] = state(i, k);
-      codec.encode(gradient(i), factors_[i], state_of, context_of(i), mine);
+      convert_scaled(gradient(i).data, b.sums.data() + at, tensors_[i].count, factors_[i]);
+      at += tensors_[i].count;
     }
+    const leaf l = leaf_of<float>(sum{});
+    const header h = begin_call(
+        comm, on_topology({operation_kind::reduce_scatter, l.type, l.id, 0, 0, 1, b.sums.size()}, plan_.topology));
+    b.inside_engine.run_prepared(comm, b.inside, 0, b.inside.rounds(), h, reinterpret_cast<std::byte*>(b.sums.data()),
+                                 &l);
+  }
+
+  // During backward: encodes without touching state and hands packets around, or only looks whether it may later.
+  void prepare(one& b, lane& l) {
+    b.travelling = 0;
+    for (std::size_t i = b.range.first; i < b.range.last; ++i) b.travelling += sends_packet(i) ? tensors_[i].count : 0;
+    b.mine.clear();
     b.gathered.clear();
     b.sizes.clear();
-    if (packets_here == 0) return;
-    for (const std::uint64_t n : l.tell_size(l.comm, mine.size())) b.sizes.push_back(static_cast<std::size_t>(n));
-    std::size_t total_bytes = 0, before = 0;
-    for (std::size_t r = 0; r < b.sizes.size(); ++r) {
-      if (r == static_cast<std::size_t>(l.comm.rank())) before = total_bytes;
-      total_bytes += b.sizes[r];
+    if constexpr (shards_held) sum_inside(b, l.comm);
+    if constexpr (has_fused<compressor_type>) {
+      if (fuses()) {
+        each_part(b, rank(), [&](const piece& p) {
+          b.finite &= with(b, p, [&](auto... known) { return codec().fits(known...); });
+        });
+        return;
+      }
     }
-    b.gathered.resize(total_bytes);
-    std::memcpy(b.gathered.data() + before, mine.data(), mine.size());
-    all_gather(l.comm, gather_topology(), std::span<std::byte>(b.gathered), std::span<const std::size_t>(b.sizes));
-    walk(b, [&](std::size_t, slice<const std::byte> p, int) {
-      b.finite &= !codec.flagged(p);
-      return codec.measure(p);
+    each_part(b, rank(), [&](const piece& p) { with(b, p, [&](auto... known) { codec().encode(known..., b.mine); }); });
+    exchange(b, l);
+    if (!b.added.empty()) b.finite &= all_finite(b.added.data(), b.added.size());
+    each_packet(b, [&](const piece&, slice<const std::byte> p) {
+      b.finite &= !codec().flagged(p);
+      return codec().measure(p);
     });
-    elements_sent_ += (mine.size() - 8 * packets_here) / 8;
+  }
+
+  // After backward: if the step counts for all ranks, both halves in one pass.
+  void run_late() {
+    late_ = false;
+    bool all = true;
+    for (const double good : tell_number_(comm_, counts() ? 1.0 : 0.0)) all &= good == 1.0;
+    if (!all) {
+      buckets_.front().finite = false;
+      return;
+    }
+    for (std::size_t k = 0; k < buckets_.size(); ++k) work_.push(1 + buckets_.size() + k);
+    work_.wait();
+  }
+  void run_late(one& b, lane& l) {
+    if constexpr (has_fused<compressor_type>) {
+      each_part(b, rank(),
+                [&](const piece& p) { with(b, p, [&](auto... known) { codec().fused(known..., b.mine); }); });
+      exchange(b, l);
+    }
+  }
+
+  // Everybody's packets, gathered; or where that moves no less than a dense sum, such a sum of what is in them.
+  void exchange(one& b, lane& l) {
+    b.added.clear();
+    if (b.travelling == 0) return;
+    std::size_t total = 0, before = 0;
+    for (const std::uint64_t n : l.tell_size(l.comm, b.mine.size())) {
+      if (b.sizes.size() == rank()) before = total;
+      b.sizes.push_back(static_cast<std::size_t>(n));
+      total += static_cast<std::size_t>(n);
+    }
+    const slice<const std::byte> mine{b.mine.data(), b.mine.size()};
+    if constexpr (has_elements<compressor_type>) {
+      each_packet(b, rank(), mine, [&](const piece&, slice<const std::byte> p) {
+        elements_sent_ += codec().elements(p);
+        return codec().measure(p);
+      });
+    }
+    // On a ring a rank sends on all packets but one, or of a dense sum 2 (P - 1) / P of the elements.
+    const std::size_t all = b.sizes.size(), least = *std::min_element(b.sizes.begin(), b.sizes.end());
+    if (all > 1 && (total - least) / (all - 1) * all >= 2 * sizeof(float) * b.travelling) return add_up(b, l, mine);
+    b.gathered.resize(total);
+    std::copy(mine.begin(), mine.end(), b.gathered.data() + before);
+    all_gather(l.comm, gather_topology(), std::span<std::byte>(b.gathered), std::span<const std::size_t>(b.sizes));
+  }
+
+  void add_up(one& b, lane& l, slice<const std::byte> mine) {
+    b.sizes.clear();
+    b.added.assign(b.travelling, 0.0f);
+    each_packet(b, rank(), mine, [&](const piece& p, slice<const std::byte> packet) {
+      if (codec().flagged(packet)) b.added[p.position] = std::numeric_limits<float>::quiet_NaN();
+      codec().decode_add(packet, {b.added.data() + p.position, p.count});
+      return codec().measure(packet);
+    });
+    if (!b.add || b.add->count() != b.travelling)
+      b.add.emplace(plan_.topology, comm_.rank(), comm_.size(), b.travelling);
+    (*b.add)(l.comm, b.added.data(), leaf_of<float>(sum{}));
   }
 
   // Packets travel on the plan's topology where it can gather blocks of any size, else on a ring.
@@ -560,38 +740,32 @@ template <class Strategy, class Comm> class averager {
       return ring{};
   }
 
-  // f(tensor, packet and what follows it, rank) -> bytes of the packet, for each tensor and rank, in rank order.
-  template <class Function> void walk(one& b, Function&& f) {
-    std::size_t at = 0;
-    for (std::size_t r = 0; r < b.sizes.size(); ++r) {
-      std::size_t p = at;
-      for (std::size_t i = b.range.first; i < b.range.last; ++i) {
-        if (sends_packet(i))
-          p += f(i, slice<const std::byte>{b.gathered.data() + p, at + b.sizes[r] - p}, static_cast<int>(r));
-      }
-      at += b.sizes[r];
-    }
-  }
-
   void settle(one& b) {
-    const auto& codec = last_of(plan_.compressor);
-    float* state_of[slots > 0 ? slots : 1];
-    const auto states = [&](std::size_t i) {
-      for (int k = 0; k < slots; ++k) state_of[k] = state(i, k);
-      return state_of;
-    };
-    walk(b, [&](std::size_t i, slice<const std::byte> p, int r) {  // own state first: it reads the gradient
-      if (r == comm_.rank()) codec.commit(gradient(i), factors_[i], states(i), context_of(i), p);
-      return codec.measure(p);
-    });
+    if (!fuses()) {  // own state first: it reads the gradient
+      each_packet(b, rank(), {b.mine.data(), b.mine.size()}, [&](const piece& p, slice<const std::byte> packet) {
+        const std::size_t n = codec().measure(packet);
+        with(b, p, [&](auto... known) { codec().commit(known..., slice<const std::byte>{packet.data, n}); });
+        return n;
+      });
+    }
+    const float* from = b.added.data();
     for (std::size_t i = b.range.first; i < b.range.last; ++i) {
       const slice<float> g = gradient(i);
-      if (sends_packet(i))
+      if (!sends_packet(i)) {
+        float* state[slots + 1];
+        held_->pointers(i, 0, state);
+        codec().correct(g, state, context_of(i));
+      } else if (b.added.empty()) {
         std::fill(g.begin(), g.end(), 0.0f);
-      else
-        codec.correct(g, states(i), context_of(i));
+      } else {
+        std::copy_n(from, g.count, g.data);
+        from += g.count;
+      }
     }
-    walk(b, [&](std::size_t i, slice<const std::byte> p, int) { return codec.decode_add(p, gradient(i)); });
+    each_packet(b, [&](const piece& p, slice<const std::byte> packet) {
+      codec().decode_add(packet, gradient(p.tensor).subslice(p.begin, p.count));
+      return codec().measure(packet);
+    });
   }
 
   Strategy plan_;
@@ -599,17 +773,18 @@ template <class Strategy, class Comm> class averager {
   std::vector<tensor> tensors_;
   std::size_t total_ = 0;
   std::vector<std::size_t> offsets_;
-  buffer<float, memory_type> state_;
+  std::optional<held_type> held_;
   buffer<float, memory_type> wide_;  // gradients in float, where those of the model aren't
   std::vector<one> buckets_;
   std::vector<piece> pieces_;
   std::vector<float> factors_, decay_scales_;
   std::vector<std::size_t> bucket_of_;  // of each tensor
   std::size_t next_ = 0;
+  bool late_ = false;  // packets are to be made after backward
   announcement announcement_;
   encode_context context_;
   tell_plan<announcement, counting<Comm>> announce_;
-  tell_plan<double, counting<Comm>> tell_norm_;
+  tell_plan<double, counting<Comm>> tell_number_;
   std::vector<counting<Comm>> duplicates_;
   std::vector<lane> lanes_;
   double weights_ = 0.0, most_ = 0.0;  // sum and maximum of all ranks' samples
@@ -627,6 +802,8 @@ template <class Strategy, class Comm> class averager {
         self->run(all[job - 1], self->lanes_[lane]);
       else if constexpr (shards)
         self->gather(all[job - 1 - all.size()], self->lanes_[lane].comm);
+      else if constexpr (packets)
+        self->run_late(all[job - 1 - all.size()], self->lanes_[lane]);
     }
   };
   worker<job_runner> work_;  // last: its thread uses everything above

@@ -4,11 +4,13 @@
 
 #include <heddle/collective/detail/shards.hpp>
 #include <heddle/optim/mixed.hpp>
+#include <heddle/trainer/detail/held.hpp>
 #include <heddle/trainer/tensor.hpp>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -84,7 +86,7 @@ struct counters {
 };
 
 // What a block of floats in a checkpoint is.
-enum class state_kind { parameter, rule, agreed, held };
+enum class state_kind { parameter, rule, agreed };
 
 // A rank's file in memory: values in the order in which `each` visits them.
 struct saved {
@@ -141,12 +143,10 @@ saved unpack(const checkpoint& files, const generation& g, int rank, bool own, c
   return s;
 }
 
-// Another number of ranks. What compressors held is summed and divided evenly, so that the sum over ranks is kept.
-// Replicas that had drifted from what was agreed meet: the agreed values move by the mean of their differences,
-// weighted as the mode weighs them.
+// Another number of ranks. Replicas that had drifted from what was agreed meet: the agreed values move by the mean of
+// their differences, weighted as the mode weighs them.
 template <class Each, class Drift>
-void share_out(std::vector<saved>& old, int ranks, const std::vector<tensor>& tensors, Each&& each,
-               const Drift& drift) {
+void share_out(std::vector<saved>& old, const std::vector<tensor>& tensors, Each&& each, const Drift& drift) {
   saved& mine = *std::find_if(old.begin(), old.end(), [](const saved& s) { return s.own; });
   const std::vector<double> weights = drift.weights(old);
   for (const saved& s : old) {
@@ -158,10 +158,7 @@ void share_out(std::vector<saved>& old, int ranks, const std::vector<tensor>& te
     each(i, [&](float*, state_kind kind) {
       for (std::size_t k = 0; k < n; ++k) {
         double sum = 0.0;
-        if (kind == state_kind::held) {
-          for (const saved& s : old) sum += s.values[at + k];
-          mine.values[at + k] = static_cast<float>(sum / ranks);
-        } else if (kind == state_kind::agreed) {
+        if (kind == state_kind::agreed) {
           const float agreed = mine.values[at + k];
           for (std::size_t r = 0; r < old.size(); ++r) sum += weights[r] * (agreed - old[r].values[parameter + k]);
           mine.values[at + k] = drift.settle(agreed, sum, old.size());
@@ -179,27 +176,32 @@ void share_out(std::vector<saved>& old, int ranks, const std::vector<tensor>& te
 }
 
 // What this rank goes on with, read from a directory: its own file, or its share of all if another number of ranks
-// wrote them and `all_count`. Sharded optimizer state comes from as many files as hold parts of it.
-template <class Each, class Drift>
+// wrote them and `all_count`. Sharded optimizer state comes from as many files as hold parts of it. What compressors
+// hold comes with `held` from the own file, or where this rank is to hold something else from all.
+template <class Each, class Drift, class Held>
 std::vector<saved> unpack_all(const std::string& directory, int rank, int size, bool all_count,
                               const std::string& signature, const std::vector<tensor>& tensors, Each&& each,
-                              const Drift& drift, shards<piece>* state) {
+                              const Drift& drift, shards<piece>* state, std::optional<Held>& held) {
   const checkpoint files(directory);
   const generation g = files.published();
   const int ranks = static_cast<int>(g.ranks), mine = rank % ranks;
   const bool every = all_count && ranks != size;
+  std::optional<typename Held::restored> holding;
+  if (held) holding.emplace(*held, size, ranks);
   std::vector<saved> old;
   for (int k = 0; k < ranks; ++k) {
-    const int r = state ? (mine + k) % ranks : k;  // the own file first: often it has everything
-    if (r != mine && !every && !(state && !state->complete())) continue;
+    const int r = every ? k : (mine + k) % ranks;  // else the own file first: often it has everything
+    if (r != mine && !every && !(state && !state->complete()) && !(holding && !holding->complete())) continue;
     saved file = unpack(files, g, r, r == mine, signature, tensors, each, [&](archive_reader& in) {
+      if (holding) holding->read(in);
       if (state) state->read(in);
     });
     if (r == mine || every) old.push_back(std::move(file));
   }
   if (state && !state->complete())
     throw file_error("heddle::data_parallel::load: " + directory + " lacks the optimizer state of some elements");
-  if (ranks != size) share_out(old, size, tensors, each, drift);
+  if (holding) held->stage(holding->take());
+  if (ranks != size) share_out(old, tensors, each, drift);
   return old;
 }
 

@@ -1,0 +1,150 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/compress/concept.hpp>
+#include <heddle/compress/detail/largest.hpp>
+
+namespace heddle {
+inline namespace v0 {
+namespace detail {
+
+// What a step of DGC does to one element:
+//     G = share g + decay w;  U = momentum U + own G;  V = V + U + ahead G
+// with own = 1, ahead = 0, or for Nesterov own = momentum, ahead = 1.
+struct dgc_rule {
+  dgc_rule(float factor, const encode_context& x)
+      : share(factor / static_cast<float>(x.ranks)),
+        decay(x.parameter ? x.weight_decay / static_cast<float>(x.ranks) : 0.0f),
+        momentum(x.momentum),
+        own(x.nesterov ? x.momentum : 1.0f),
+        ahead(x.nesterov ? 1.0f : 0.0f) {}
+  float share, decay, momentum, own, ahead;
+};
+
+// The tensor and its state; w is null without weight decay.
+struct dgc_tensor {
+  const float *g, *w;
+  float *u, *v;
+};
+
+// Steps elements [i, end) one by one. With Write U and V move. Offers V to `out`; returns the largest bits of |V|, with
+// Write of |U| too.
+template <bool Write>
+inline std::uint32_t dgc_scalar(const dgc_rule& r, const dgc_tensor& t, std::size_t i, std::size_t end, largest& out) {
+  std::uint32_t peak = 0;
+  for (; i < end; ++i) {
+    const float g = t.w ? t.g[i] * r.share + t.w[i] * r.decay : t.g[i] * r.share;
+    const float u = t.u[i] * r.momentum + g * r.own, v = t.v[i] + u + g * r.ahead;
+    peak = (std::max)(peak, std::bit_cast<std::uint32_t>(v) & magnitude_mask);
+    if constexpr (Write) {
+      peak = (std::max)(peak, std::bit_cast<std::uint32_t>(u) & magnitude_mask);
+      t.u[i] = u;
+      t.v[i] = v;
+    }
+    out.offer(&v, i, 1);
+  }
+  return peak;
+}
+
+template <bool Write>
+HEDDLE_DETAIL_INLINE std::uint32_t dgc_loop(const dgc_rule& r, const dgc_tensor& t, std::size_t n, largest& out) {
+  std::size_t i = 0;
+  std::uint32_t most = 0;
+#ifdef HEDDLE_DETAIL_VECTORS
+  any_float_x8 share{}, decay{}, momentum{}, own{}, ahead{};
+  any_int_x8 peak{}, magnitude{};
+  share += r.share;
+  decay += r.decay;
+  momentum += r.momentum;
+  own += r.own;
+  ahead += r.ahead;
+  magnitude += static_cast<std::int32_t>(magnitude_mask);
+  for (; i + vector_block <= n; i += vector_block) {
+    any_int_x8 limit{}, hit{};
+    limit += static_cast<std::int32_t>((std::min)(out.limit(), magnitude_mask));
+    float sums[vector_block];
+    for (std::size_t j = 0; j < vector_block; j += 8) {
+      any_float_x8 g, u, v, w;
+      std::memcpy(&g, t.g + i + j, sizeof g);
+      std::memcpy(&u, t.u + i + j, sizeof u);
+      std::memcpy(&v, t.v + i + j, sizeof v);
+      g = g * share;
+      if (t.w) {
+        std::memcpy(&w, t.w + i + j, sizeof w);
+        g = g + w * decay;
+      }
+      u = u * momentum + g * own;
+      v = v + u + g * ahead;
+      any_int_x8 bits, greater;
+      std::memcpy(&bits, &v, sizeof bits);
+      bits = bits & magnitude;
+      hit |= bits >= limit;
+      greater = bits > peak;
+      peak = (bits & greater) | (peak & ~greater);
+      if constexpr (Write) {
+        std::memcpy(&bits, &u, sizeof bits);
+        bits = bits & magnitude;
+        greater = bits > peak;
+        peak = (bits & greater) | (peak & ~greater);
+        std::memcpy(t.u + i + j, &u, sizeof u);
+        std::memcpy(t.v + i + j, &v, sizeof v);
+      } else {
+        std::memcpy(sums + j, &v, sizeof v);
+      }
+    }
+    if (any_of(hit)) out.offer(Write ? t.v + i : sums, i, vector_block);
+  }
+  std::uint32_t lanes[8];
+  std::memcpy(lanes, &peak, sizeof lanes);
+  for (const std::uint32_t lane : lanes) most = (std::max)(most, lane);
+#endif
+  return (std::max)(most, dgc_scalar<Write>(r, t, i, n, out));
+}
+
+#if defined(__x86_64__) && defined(HEDDLE_DETAIL_VECTORS)
+/// @cond
+template <bool Write>
+__attribute__((target("avx2"))) inline std::uint32_t dgc_loop_avx2(const dgc_rule& r, const dgc_tensor& t,
+                                                                   std::size_t n, largest& out) {
+  return dgc_loop<Write>(r, t, n, out);
+}
+/// @endcond
+#endif
+
+// The pass over a tensor: 12 bytes read per element and with Write 8 written, 4 more read with weight decay.
+template <bool Write>
+inline std::uint32_t dgc_pass(const dgc_rule& r, const dgc_tensor& t, std::size_t n, largest& out) {
+#if defined(__x86_64__) && defined(HEDDLE_DETAIL_VECTORS)
+  if (best_isa() != isa::portable) return dgc_loop_avx2<Write>(r, t, n, out);
+#endif
+  return dgc_loop<Write>(r, t, n, out);
+}
+
+// A magnitude's bits that about `wanted` of n elements reach after this step, from a sample of at most n elements, one
+// at a random place of each stretch. Reads only. 1, what any but zero reaches, if too few reach more.
+inline std::uint32_t dgc_sampled(const dgc_rule& r, const dgc_tensor& t, std::size_t n, std::size_t wanted,
+                                 std::uint64_t seed) {
+  constexpr std::size_t reach = 16;  // of the sample
+  const std::size_t count = (std::min)(n, (std::max)(n / 100 + 1, n / wanted * reach));
+  const std::size_t rank =
+      static_cast<std::size_t>(static_cast<double>(wanted) / static_cast<double>(n) * static_cast<double>(count));
+  largest none(0, 0, 0);
+  std::vector<std::uint32_t> sample(count);
+  for (std::size_t j = 0; j < count; ++j) {
+    const std::size_t from = n / count * j + n % count * j / count,
+                      to = n / count * (j + 1) + n % count * (j + 1) / count;
+    std::uint64_t mixed = (seed + j) * 0x9e3779b97f4a7c15ull;
+    mixed = (mixed ^ mixed >> 32) * 0xd6e8feb86659fd93ull;
+    const std::size_t i = from + (mixed >> 32) % (to - from);
+    const dgc_tensor one{t.g + i, t.w ? t.w + i : nullptr, t.u + i, t.v + i};
+    sample[j] = dgc_scalar<false>(r, one, 0, 1, none);
+  }
+  const auto at = sample.begin() + static_cast<std::ptrdiff_t>((std::min)(rank, count - 1));
+  std::nth_element(sample.begin(), at, sample.end(), [](std::uint32_t a, std::uint32_t b) { return a > b; });
+  return (std::max)(*at, std::uint32_t{1});
+}
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace heddle
