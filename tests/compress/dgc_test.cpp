@@ -208,7 +208,7 @@ TEST_CASE("one pass does what the two halves do") {
         CHECK(a.v == b.v);
         CHECK(a.numbers == b.numbers);
         const double most = *std::max_element(a.v.begin(), a.v.end());
-        CHECK(most <= a.numbers[1]);
+        CHECK(most <= static_cast<double>(a.numbers[1]));
       }
     }
   }

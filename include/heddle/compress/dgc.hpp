@@ -228,8 +228,14 @@ struct dgc {
     float next = 0.0f;  // sample again
     if (sent.size() >= k && k > 0) {
       const auto last = sent.begin() + static_cast<std::ptrdiff_t>(k - 1);
-      std::nth_element(sent.begin(), last, sent.end(), [](float a, float b) { return a > b; });
-      next = selection == heddle::selection::exact ? 0.85f * *last : *last;
+      const auto larger = [](float a, float b) { return a > b; };
+      std::nth_element(sent.begin(), last, sent.end(), larger);
+      next = *last;
+      if (selection == heddle::selection::exact) {  // about 2 k reach what is as far below as the k/2-th is above
+        const auto half = sent.begin() + static_cast<std::ptrdiff_t>((k - 1) / 2);
+        std::nth_element(sent.begin(), half, last, larger);
+        next *= (std::min)(next / *half, k < 16 ? 0.7f : 1.0f);
+      }
     } else if (2 * sent.size() >= k && selection == heddle::selection::sampled) {
       const float fell = static_cast<float>(sent.size()) / static_cast<float>(k);
       next = std::sqrt(fell) * *std::min_element(sent.begin(), sent.end());

@@ -235,14 +235,12 @@ class sparse_packet {
           block.index[block.count] = static_cast<std::uint32_t>(done_ + block.count);
         break;
     }
-    std::uint64_t next = next_;
-    bool good = block.count == most;
-    for (std::size_t j = 0; j < block.count; ++j) {
-      good &= block.index[j] >= next && block.index[j] < n;
-      next = std::uint64_t{block.index[j]} + 1;
+    bool good = block.count == most && block.index[0] >= next_ && block.index[most - 1] < n;
+    if (indices_ == sparse_indices::index32) {  // the other forms can't but rise
+      for (std::size_t j = 1; j < block.count; ++j) good &= block.index[j] > block.index[j - 1];
     }
     if (!good) refuse("its indices are not " + std::to_string(entries_) + " rising ones below " + std::to_string(n));
-    next_ = next;
+    next_ = std::uint64_t{block.index[most - 1]} + 1;
     if (values_ == sparse_values::f32) {
       std::memcpy(block.value, value_, 4 * most);
       value_ += 4 * most;
@@ -262,14 +260,17 @@ class sparse_packet {
   }
 
   void read_gaps(sparse_block& block, std::size_t most, std::size_t n) {
-    while (block.count < most && at_ + 2 <= index_end_) {
+    std::uint64_t place = place_;
+    std::size_t count = 0;
+    while (count < most && at_ + 2 <= index_end_) {
       std::uint16_t gap;
       std::memcpy(&gap, at_, 2);
       at_ += 2;
-      place_ += gap;
-      if (place_ >= n) return;  // damaged: the caller sees that entries are missing
-      if (gap != detail::gap_skip) block.index[block.count++] = static_cast<std::uint32_t>(place_++);
+      place += gap;
+      if (gap != detail::gap_skip) block.index[count++] = static_cast<std::uint32_t>(place++);
     }
+    place_ = place;
+    block.count = place <= n ? count : 0;  // else damaged
   }
 
   void read_bits(sparse_block& block, std::size_t most) {

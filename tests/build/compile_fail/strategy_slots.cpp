@@ -11,10 +11,13 @@
 // EXPECT: heddle::strategy: .compressor must provide encode()
 // EXPECT: heddle::strategy: .mode shards the optimizer, so .topology must leave each element on one owner
 // EXPECT: heddle::strategy: .mode shards the optimizer, so .compressor must be elementwise
+// EXPECT: heddle::strategy: .compressor is sharded{}, so .topology must have groups
+#include <heddle/collective/hierarchical.hpp>
 #include <heddle/collective/tree.hpp>
 #include <heddle/compress/cast.hpp>
 #include <heddle/compress/clip.hpp>
 #include <heddle/compress/dgc.hpp>
+#include <heddle/compress/sharded.hpp>
 #include <heddle/mode/local_sgd.hpp>
 #include <heddle/mode/zero1.hpp>
 #include <heddle/recompute/sqrt.hpp>
@@ -34,6 +37,8 @@ const auto legal = hd::strategy{.topology = hd::ring{},
                                 .precision = hd::full_precision{},
                                 .recompute = hd::recompute::sqrt{},
                                 .memory = hd::host_resource{}};
+
+const auto groups = hd::strategy{.topology = hd::hierarchical{}, .compressor = hd::clip{} | hd::sharded{hd::dgc{}}};
 
 const auto sharded = hd::strategy{.topology = hd::native{}, .compressor = hd::cast<hd::float16>{}, .mode = hd::zero1{}};
 
@@ -55,4 +60,6 @@ const auto illegal = hd::strategy{.compressor = half_a_compressor{}};
 const auto illegal = hd::strategy{.topology = hd::tree{}, .mode = hd::zero1{}};
 #elif FAIL == 9
 const auto illegal = hd::strategy{.compressor = hd::dgc{}, .mode = hd::zero1{}};
+#elif FAIL == 10
+const auto illegal = hd::strategy{.topology = hd::ring{}, .compressor = hd::sharded{hd::dgc{}}};
 #endif

@@ -42,30 +42,31 @@ inline std::uint32_t dgc_scalar(const dgc_rule& r, const dgc_tensor& t, std::siz
       t.u[i] = u;
       t.v[i] = v;
     }
-    out.offer(&v, i, 1);
+    if ((std::bit_cast<std::uint32_t>(v) & magnitude_mask) >= out.limit()) out.offer(&v, i, 1);
   }
   return peak;
 }
 
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__NVCOMPILER)
+/// @cond
 template <bool Write>
-HEDDLE_DETAIL_INLINE std::uint32_t dgc_loop(const dgc_rule& r, const dgc_tensor& t, std::size_t n, largest& out) {
-  std::size_t i = 0;
-  std::uint32_t most = 0;
-#ifdef HEDDLE_DETAIL_VECTORS
-  any_float_x8 share{}, decay{}, momentum{}, own{}, ahead{};
-  any_int_x8 peak{}, magnitude{};
+__attribute__((target("avx2"))) inline std::uint32_t dgc_avx2(const dgc_rule& r, const dgc_tensor& t, std::size_t n,
+                                                              largest& out) {
+  float_x8 share{}, decay{}, momentum{}, own{}, ahead{};
+  int_x8 peak{}, magnitude{};
   share += r.share;
   decay += r.decay;
   momentum += r.momentum;
   own += r.own;
   ahead += r.ahead;
-  magnitude += static_cast<std::int32_t>(magnitude_mask);
-  for (; i + vector_block <= n; i += vector_block) {
-    any_int_x8 limit{}, hit{};
-    limit += static_cast<std::int32_t>((std::min)(out.limit(), magnitude_mask));
-    float sums[vector_block];
-    for (std::size_t j = 0; j < vector_block; j += 8) {
-      any_float_x8 g, u, v, w;
+  magnitude += static_cast<int>(magnitude_mask);
+  std::size_t i = 0;
+  for (; i + 32 <= n; i += 32) {
+    int_x8 limit{}, hit{};
+    limit += static_cast<int>((std::min)(out.limit(), magnitude_mask));
+    float sums[32];
+    for (std::size_t j = 0; j < 32; j += 8) {
+      float_x8 g, u, v, w;
       std::memcpy(&g, t.g + i + j, sizeof g);
       std::memcpy(&u, t.u + i + j, sizeof u);
       std::memcpy(&v, t.v + i + j, sizeof v);
@@ -76,15 +77,15 @@ HEDDLE_DETAIL_INLINE std::uint32_t dgc_loop(const dgc_rule& r, const dgc_tensor&
       }
       u = u * momentum + g * own;
       v = v + u + g * ahead;
-      any_int_x8 bits, greater;
+      int_x8 bits;
       std::memcpy(&bits, &v, sizeof bits);
-      bits = bits & magnitude;
+      bits &= magnitude;
       hit |= bits >= limit;
-      greater = bits > peak;
+      int_x8 greater = bits > peak;
       peak = (bits & greater) | (peak & ~greater);
       if constexpr (Write) {
         std::memcpy(&bits, &u, sizeof bits);
-        bits = bits & magnitude;
+        bits &= magnitude;
         greater = bits > peak;
         peak = (bits & greater) | (peak & ~greater);
         std::memcpy(t.u + i + j, &u, sizeof u);
@@ -93,21 +94,14 @@ HEDDLE_DETAIL_INLINE std::uint32_t dgc_loop(const dgc_rule& r, const dgc_tensor&
         std::memcpy(sums + j, &v, sizeof v);
       }
     }
-    if (any_of(hit)) out.offer(Write ? t.v + i : sums, i, vector_block);
+    std::uint64_t word[4];
+    std::memcpy(word, &hit, sizeof word);
+    if (word[0] | word[1] | word[2] | word[3]) out.offer(Write ? t.v + i : sums, i, 32);
   }
-  std::uint32_t lanes[8];
+  std::uint32_t lanes[8], most = dgc_scalar<Write>(r, t, i, n, out);
   std::memcpy(lanes, &peak, sizeof lanes);
   for (const std::uint32_t lane : lanes) most = (std::max)(most, lane);
-#endif
-  return (std::max)(most, dgc_scalar<Write>(r, t, i, n, out));
-}
-
-#if defined(__x86_64__) && defined(HEDDLE_DETAIL_VECTORS)
-/// @cond
-template <bool Write>
-__attribute__((target("avx2"))) inline std::uint32_t dgc_loop_avx2(const dgc_rule& r, const dgc_tensor& t,
-                                                                   std::size_t n, largest& out) {
-  return dgc_loop<Write>(r, t, n, out);
+  return most;
 }
 /// @endcond
 #endif
@@ -115,10 +109,10 @@ __attribute__((target("avx2"))) inline std::uint32_t dgc_loop_avx2(const dgc_rul
 // The pass over a tensor: 12 bytes read per element and with Write 8 written, 4 more read with weight decay.
 template <bool Write>
 inline std::uint32_t dgc_pass(const dgc_rule& r, const dgc_tensor& t, std::size_t n, largest& out) {
-#if defined(__x86_64__) && defined(HEDDLE_DETAIL_VECTORS)
-  if (best_isa() != isa::portable) return dgc_loop_avx2<Write>(r, t, n, out);
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__NVCOMPILER)
+  if (best_isa() != isa::portable) return dgc_avx2<Write>(r, t, n, out);
 #endif
-  return dgc_loop<Write>(r, t, n, out);
+  return dgc_scalar<Write>(r, t, 0, n, out);
 }
 
 // A magnitude's bits that about `wanted` of n elements reach after this step, from a sample of at most n elements, one

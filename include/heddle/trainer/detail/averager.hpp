@@ -14,6 +14,7 @@
 #include <heddle/trainer/tensor.hpp>
 
 #include <atomic>
+#include <limits>
 #include <memory>
 #include <optional>
 

@@ -1,0 +1,223 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// about: encode and decode of each compressor on the host, against a loop that moves the same bytes
+// driver: script
+//
+// Prints its lines itself, medians of interleaved runs on one thread; the ratio is the median of those of neighbours:
+//   RATIO <compressor>.encode.floor <GB/s> <GB/s of the loop> GB/s <ratio>
+//   RATIO <compressor>.decode.floor ...
+// and before each the bytes that it moves per element. The loop of the floor reads and writes as many streams of as
+// many bytes, in one pass over memory that does not fit into the cache. Of decoders of packets, whose work is by entry,
+// the floor adds the same values at the same places from plain arrays.
+#include <heddle/compress/cast.hpp>
+#include <heddle/compress/dgc.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <ctime>
+#include <string>
+#include <vector>
+
+namespace hd = heddle;
+
+namespace {
+
+constexpr std::size_t elements = std::size_t{8} << 20;
+constexpr int repetitions = 25;
+
+// Bytes that a pass moves per element: read only, read and written in place, written only.
+struct traffic {
+  double read = 0, update = 0, write = 0;
+  double bytes() const { return read + 2 * update + write; }
+};
+
+// Of this thread: what other programs take of the processor doesn't count.
+double now() {
+  timespec t{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+template <class Work> double seconds_of(Work&& work) {
+  const double start = now();
+  work();
+  return now() - start;
+}
+
+double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v[v.size() / 2];
+}
+
+#if defined(__x86_64__)
+#define WIDE __attribute__((target("avx2"), optimize("O3")))
+#else
+#define WIDE
+#endif
+WIDE float sum_of(const float* x, std::size_t n) {
+  float lanes[32] = {};
+  for (std::size_t i = 0; i + 32 <= n; i += 32) {
+    for (std::size_t k = 0; k < 32; ++k) lanes[k] += x[i + k];
+  }
+  return lanes[0] + lanes[31];
+}
+WIDE void halve(float* x, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) x[i] *= 0.5f;
+}
+WIDE void set(float* x, std::size_t n, float value) {
+  for (std::size_t i = 0; i < n; ++i) x[i] = value;
+}
+
+// The floor: streams of the given sizes, side by side, in pieces that alternate as a pass over elements would. At most
+// three streams are read, two updated and one written, 4 bytes per element each.
+class streams {
+ public:
+  void run(const traffic& t) {
+    constexpr std::size_t piece = 1024;
+    for (std::size_t at = 0; at < elements; at += piece) {
+      each(t.read, [&](std::size_t k, std::size_t n) { keep_ += sum_of(read_[k].data() + at * n / piece, n); });
+      each(t.update, [&](std::size_t k, std::size_t n) { halve(update_[k].data() + at * n / piece, n); });
+      each(t.write, [&](std::size_t, std::size_t n) { set(write_.data() + at * n / piece, n, keep_); });
+    }
+  }
+
+ private:
+  // f(stream, floats of it for each piece)
+  template <class Function> static void each(double bytes, Function&& f) {
+    for (std::size_t k = 0; bytes > 0; ++k, bytes -= 4) f(k, static_cast<std::size_t>(std::min(bytes, 4.0) * 256));
+  }
+  std::vector<std::vector<float>> read_ = std::vector<std::vector<float>>(4, std::vector<float>(elements, 1.0f));
+  std::vector<std::vector<float>> update_ = std::vector<std::vector<float>>(3, std::vector<float>(elements, 1.0f));
+  std::vector<float> write_ = std::vector<float>(elements, 1.0f);
+  float keep_ = 0;
+};
+
+struct row {
+  std::string name;
+  double ours, floor, bytes;
+};
+std::vector<row> rows;
+
+// Runs both in turn. What else the machine does slows down neighbours alike, so their ratio counts.
+template <class Work, class Floor>
+void compare(const std::string& name, double bytes_per_element, double bytes, Work&& work, Floor&& floor) {
+  std::vector<double> ours, ratios;
+  for (int k = 0; k <= repetitions; ++k) {
+    const double before = seconds_of(floor), a = seconds_of(work), after = seconds_of(floor);
+    if (k == 0) continue;  // the first time memory is touched
+    ours.push_back(a);
+    ratios.push_back((before + after) / 2 / a);
+  }
+  const double speed = bytes / median(ours) / 1e9, ratio = median(ratios);
+  rows.push_back({name, speed, speed / ratio, bytes_per_element});
+  std::printf("%s moves %.3g bytes per element\nRATIO %s.floor %.4g %.4g GB/s %.3f\n", name.c_str(), bytes_per_element,
+              name.c_str(), speed, speed / ratio, ratio);
+  std::fflush(stdout);
+}
+
+// A case: `work` goes once over `elements` elements and moves `t`. One line for each half of a compressor.
+template <class Work> void measure(const std::string& name, const traffic& t, Work&& work) {
+  static streams floor;
+  compare(name, t.bytes(), t.bytes() * elements, work, [&] { floor.run(t); });
+}
+
+// Decoding packets: 8 bytes of an entry read, and 32 read and written where it belongs.
+template <class Compressor>
+void measure_packet_decode(const std::string& name, const Compressor& c, const std::vector<std::byte>& packet,
+                           std::vector<float>& sum) {
+  std::vector<std::uint32_t> index;
+  std::vector<float> value;
+  hd::for_each_entry({packet.data(), packet.size()}, elements, [&](std::uint32_t i, float v) {
+    index.push_back(i);
+    value.push_back(v);
+  });
+  const double bytes = 72.0 * static_cast<double>(index.size());
+  compare(
+      name, bytes / elements, bytes, [&] { c.decode_add({packet.data(), packet.size()}, {sum.data(), sum.size()}); },
+      [&] {
+        for (std::size_t j = 0; j < index.size(); ++j) sum[index[j]] += value[j];
+      });
+}
+
+// Steps of a packet compressor; the gradient is another one each time.
+struct training {
+  explicit training(int slots, std::size_t extra)
+      : state(static_cast<std::size_t>(slots), std::vector<float>(elements, 0.0f)), numbers(extra, 0.0f) {
+    std::uint64_t s = 1;
+    for (float& x : g) {  // a sum of four uniform numbers: nearly normal
+      float sum = -2.0f;
+      for (int k = 0; k < 4; ++k) {
+        s = s * 6364136223846793005ull + 1442695040888963407ull;
+        sum += static_cast<float>(s >> 40) * 0x1p-24f;
+      }
+      x = sum;
+    }
+    for (auto& v : state) pointers.push_back(v.data());
+    pointers.push_back(numbers.data());
+  }
+  hd::slice<const float> gradient() { return {g.data() + (turn++ * 7919 * 16) % elements, elements}; }
+  hd::encode_context context() const { return {.ranks = 4, .momentum = 0.9f}; }
+
+  std::vector<float> g = std::vector<float>(2 * elements);
+  std::size_t turn = 0;
+  std::vector<std::vector<float>> state;
+  std::vector<float> numbers;
+  std::vector<float*> pointers;
+  std::vector<std::byte> packet;
+};
+
+void dgc(const std::string& name, const hd::dgc& c) {
+  training t(hd::dgc::slots, hd::dgc::extra(elements));
+  const auto fused = [&] {
+    t.packet.clear();
+    c.fused(t.gradient(), 1.0f, t.pointers.data(), t.context(), t.packet);
+  };
+  for (int k = 0; k < 5; ++k) fused();
+  measure(name + ".encode", {.read = 4, .update = 8}, fused);
+  measure(name + ".prepare", {.read = 12}, [&] {
+    t.packet.clear();
+    c.encode(t.gradient(), 1.0f, t.pointers.data(), t.context(), t.packet);
+  });
+  measure(name + ".commit", {.read = 4, .update = 8},
+          [&] { c.commit(t.gradient(), 1.0f, t.pointers.data(), t.context(), {t.packet.data(), t.packet.size()}); });
+  std::printf("%s packet: %.4g bytes per element\n", name.c_str(), static_cast<double>(t.packet.size()) / elements);
+  t.g.resize(elements);
+  measure_packet_decode(name + ".decode", c, t.packet, t.g);
+}
+
+template <class Wire> void cast(const std::string& name) {
+  std::vector<float> g(elements, 0.3f);
+  std::vector<Wire> wire(elements);
+  const hd::cast<Wire> c;
+  measure(name + ".encode", {.read = 4, .write = 2}, [&] { c.encode({g.data(), g.size()}, wire.data(), 0.5f); });
+  measure(name + ".decode", {.read = 2, .write = 4}, [&] { c.decode(wire.data(), {g.data(), g.size()}); });
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  if (count != 2) {
+    std::fprintf(stderr, "usage: compress JSON\n");
+    return 2;
+  }
+  cast<hd::float16>("cast<f16>");
+  cast<hd::bfloat16>("cast<bf16>");
+  dgc("dgc", {});
+  dgc("dgc.sampled", {.selection = hd::selection::sampled, .values = hd::sparse_values::f16});
+  dgc("dgc.warmup", {.sparsity = 0.9375});
+  std::FILE* const file = std::fopen(arguments[1], "w");
+  if (!file) {
+    std::fprintf(stderr, "compress: cannot write %s\n", arguments[1]);
+    return 1;
+  }
+  std::fprintf(file, "{\"benchmarks\": [");
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    std::fprintf(
+        file,
+        "%s\n  {\"name\": \"%s\", \"ours\": %.6g, \"floor\": %.6g, \"unit\": \"GB/s\", \"bytes_per_element\": %.6g}",
+        i ? "," : "", rows[i].name.c_str(), rows[i].ours, rows[i].floor, rows[i].bytes);
+  }
+  std::fprintf(file, "\n]}\n");
+  return std::fclose(file) == 0 ? 0 : 1;
+}

@@ -1,0 +1,156 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/compress/detail/dgc_kernels.cuh>
+#include <heddle/compress/dgc.hpp>
+#include <heddle/core/cuda.cuh>
+
+#include <span>
+
+namespace heddle {
+inline namespace v0 {
+
+/// @brief The passes of `dgc` on a device, several tensors in one launch.
+///
+/// A step, after all ranks have agreed that every gradient is finite (`finite`, then an all-reduce of the flag):
+///
+///     device.step(c, x, {}, q);     // entries are in each segment's index and value, their number in control()
+///
+/// Selection is by threshold: sampled at first, then steered by what it let pass, and sampled again where that leaves
+/// 0.5 to 1.25 of what is wanted. A segment's `capacity` bounds what is sent; what doesn't fit stays held.
+/// Wire:    8 bytes per entry as it lies in memory; `append_sparse` makes the shortest form of a sorted list.
+/// State:   8 bytes per element (U and V, the caller's), 12 per tensor, 8 per 1024 elements.
+/// Traffic: `step` 20 bytes per element and launch, 24 with weight decay, the least for one pass; 8 + 8 bytes per 1024
+///          elements for sorted lists; `finite` 4.
+/// Order:   as `dgc`.
+/// Sync:    the constructor waits for its copy; everything else only enqueues.
+/// Paper:   as `dgc`; the look-back of sorted lists: Merrill, Garland 2016.
+/// Throws:  argument_error for a null pointer, a tensor of 2^32 - 1 elements or more, or too many of them; cuda_error.
+class dgc_device {
+ public:
+  /// @param segments The tensors; what they point to must outlive this object. @param q Where it is set up.
+  /// @param sorted Whether entries come in rising order of their index, the same on every run; else in any order.
+  dgc_device(std::span<const dgc_segment> segments, cuda::queue q, bool sorted = false) : queue_(q), sorted_(sorted) {
+    std::vector<detail::dgc_row> rows;
+    for (const dgc_segment& s : segments) {
+      check(s);
+      bool vectors = true;
+      for (const float* p : {s.gradient, s.parameter, static_cast<const float*>(s.u), static_cast<const float*>(s.v)}) {
+        vectors = vectors && reinterpret_cast<std::uintptr_t>(p) % 16 == 0;
+      }
+      rows.push_back({s, tiles_, vectors});
+      tiles_ += (s.count + detail::dgc_tile - 1) / detail::dgc_tile;
+    }
+    rows_ = rows.size();
+    if (tiles_ > 0xfffe0000ull)
+      throw argument_error("heddle::dgc_device: " + std::to_string(tiles_) +
+                           " tiles of 1024 elements, allowed is below 2^32 - 2^17");
+    const auto part = [](std::size_t bytes) { return (bytes + 255) / 256 * 256; };
+    const std::size_t table = part(rows.size() * sizeof(detail::dgc_row)), control = part(rows_ * sizeof(dgc_control));
+    bytes_ = table + control + part(tiles_ * sizeof(std::uint64_t)) + 256;
+    memory_ = static_cast<std::byte*>(cuda::memory{}.allocate(q, bytes_, 256));
+    table_ = reinterpret_cast<detail::dgc_row*>(memory_);
+    control_ = reinterpret_cast<dgc_control*>(memory_ + table);
+    state_ = reinterpret_cast<std::uint64_t*>(memory_ + table + control);
+    ticket_ = reinterpret_cast<std::uint32_t*>(memory_ + bytes_ - 256);
+    try {
+      cuda::copy(rows.data(), table_, rows.size(), q);
+      cuda::fill(control_, rows_, dgc_control{0, 0, 0}, q);
+      q.synchronize();
+    } catch (...) {
+      cuda::memory{}.deallocate(q, memory_, bytes_, 256);
+      throw;
+    }
+  }
+  dgc_device(const dgc_device&) = delete;
+  dgc_device& operator=(const dgc_device&) = delete;
+  /// Gives its memory back in the order of the queue that it was set up on.
+  ~dgc_device() { cuda::memory{}.deallocate(queue_, memory_, bytes_, 256); }
+
+  /// @brief Sets *bad to 1 where a gradient is not finite, else leaves it.
+  /// @param bad In device memory. @param q Queue.
+  void finite(std::uint32_t* bad, cuda::queue q) const {
+    detail::check_pointer("dgc_device::finite", bad, 1);
+    if (tiles_) launch("dgc_device::finite", blocks(), detail::dgc_finite_kernel<std::uint32_t>, q, table({}), bad);
+  }
+
+  /// @brief Moves U and V and writes what is to be sent. @param c Masking is taken from it. @param x Ranks, momentum,
+  /// weight decay; step is the seed of samples. @param factors One per segment, multiplying its gradient, in device
+  /// memory; null: 1. @param q Queue.
+  void step(const dgc& c, const encode_context& x, const float* factors, cuda::queue q) {
+    if (tiles_ == 0) return;
+    const float ranks = static_cast<float>(x.ranks);
+    const detail::dgc_scalars r{
+        1.0f / ranks, x.weight_decay / ranks, x.momentum, x.nesterov ? x.momentum : 1.0f, x.nesterov ? 1.0f : 0.0f,
+        c.masking};
+    const detail::dgc_table t = table(factors);
+    const unsigned few =
+        static_cast<unsigned>((std::min)((tiles_ + rows_) / detail::dgc_threads + 1, std::size_t{1024}));
+    const std::uint64_t threads = std::uint64_t{few} * detail::dgc_threads;
+    launch("dgc_device::step", few, detail::dgc_begin_kernel<std::uint64_t>, q, t, threads);
+    launch("dgc_device::step", static_cast<unsigned>(rows_), detail::dgc_sample_kernel<std::uint64_t>, q, t, r,
+           std::uint64_t{x.step} << 32);
+    launch("dgc_device::step", blocks(), sorted_ ? detail::dgc_step_kernel<true> : detail::dgc_step_kernel<false>, q, t,
+           r);
+    launch("dgc_device::step", few, detail::dgc_steer_kernel<std::uint64_t>, q, t, threads);
+  }
+
+  /// @brief sum[index] += value for one rank's list. Lists of several ranks, added in rank order, give every rank the
+  /// same bits. @param index No index twice, each below the elements of `sum`. @param value As many. @param count How
+  /// many. @param sum Where they are added. @param q Queue.
+  static void add(const std::uint32_t* index, const float* value, std::size_t count, float* sum, cuda::queue q) {
+    if (count == 0) return;
+    detail::check_pointer("dgc_device::add", index, count);
+    detail::check_pointer("dgc_device::add", value, count);
+    detail::check_pointer("dgc_device::add", sum, count);
+    const std::size_t wanted = (count - 1) / detail::dgc_threads + 1;
+    launch("dgc_device::add", static_cast<unsigned>((std::min)(wanted, most_blocks)),
+           detail::dgc_add_kernel<std::size_t>, q, index, value, count, sum);
+  }
+
+  /// What the last step found of each segment, in device memory; its thresholds are state for a checkpoint to keep.
+  dgc_control* control() const noexcept { return control_; }
+
+ private:
+  static constexpr std::size_t most_blocks = std::size_t{1} << 16;
+
+  static void check(const dgc_segment& s) {
+    if (s.count >= 0xffffffffull) {
+      throw argument_error("heddle::dgc_device: a tensor of " + std::to_string(s.count) +
+                           " elements, allowed is below 2^32 - 1");
+    }
+    detail::check_pointer("dgc_device: gradient", s.gradient, s.count);
+    detail::check_pointer("dgc_device: u", s.u, s.count);
+    detail::check_pointer("dgc_device: v", s.v, s.count);
+    detail::check_pointer("dgc_device: index", s.index, s.count ? s.capacity : 0);
+    detail::check_pointer("dgc_device: value", s.value, s.count ? s.capacity : 0);
+  }
+
+  unsigned blocks() const noexcept { return static_cast<unsigned>((std::min)(tiles_, most_blocks)); }
+
+  detail::dgc_table table(const float* factors) const noexcept {
+    return {table_, control_, factors, state_, ticket_, tiles_, static_cast<std::uint32_t>(rows_)};
+  }
+
+  template <class... Formal, class... Actual>
+  static void launch(const char* what, unsigned blocks, void (*kernel)(Formal...), cuda::queue q, Actual... actual) {
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(blocks);
+    config.blockDim = dim3(detail::dgc_threads);
+    config.stream = q.stream;
+    detail::check_cuda(what, cudaLaunchKernelEx(&config, kernel, static_cast<Formal>(actual)...));
+  }
+
+  cuda::queue queue_;
+  bool sorted_;
+  std::size_t tiles_ = 0, rows_ = 0, bytes_ = 0;
+  std::byte* memory_ = nullptr;
+  detail::dgc_row* table_ = nullptr;
+  dgc_control* control_ = nullptr;
+  std::uint64_t* state_ = nullptr;
+  std::uint32_t* ticket_ = nullptr;
+};
+
+}  // namespace v0
+}  // namespace heddle
