@@ -19,7 +19,7 @@ namespace hd = heddle;
 template <class Value> using device = heddle_test::array<hd::cuda, Value>;
 
 double uniform(std::uint64_t stream, std::uint64_t i) {  // in (0, 1)
-  return (static_cast<double>(hd::philox(7, stream, i)[0]) + 0.5) * 0x1p-32;
+  return (static_cast<double>(hd::philox(7, stream, i).word[0]) + 0.5) * 0x1p-32;
 }
 float normal(std::uint64_t stream, std::uint64_t i) {
   return static_cast<float>(std::sqrt(-2.0 * std::log(uniform(stream, 2 * i))) *
