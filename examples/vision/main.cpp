@@ -3,6 +3,7 @@
 //
 // Trains a small image classifier on Fashion-MNIST under several training strategies and seeds, and compares them.
 
+#include <heddle/compress/sharded.hpp>
 #include <heddle/mode/adaptive_period.hpp>
 #include <heddle/mode/elastic_sgd.hpp>
 #include <heddle/mode/geo_sgd.hpp>
@@ -46,6 +47,11 @@ hd::dgc sparse(const job& j) {
           .dense_below = 1024};
 }
 
+// What DGC's authors compare with: gradients are held back, and the optimizer's momentum comes after.
+struct uncorrected : hd::dgc {
+  static constexpr bool owns_momentum = false;
+};
+
 const std::vector<entry>& strategies() {
   static const std::vector<entry> all = {
       {"dense", "momentum SGD; single precision every step", true,
@@ -61,6 +67,24 @@ const std::vector<entry>& strategies() {
          hd::dgc d = sparse(j);
          d.masking = false;
          return train(j, hd::strategy{.topology = hd::ring{}, .compressor = d}, momentum);
+       }},
+      {"dgc-uncorrected", "the same with momentum after the exchange instead of before it", false,
+       [](const job& j) {
+         return train(j, hd::strategy{.topology = hd::ring{}, .compressor = uncorrected{sparse(j)}}, momentum);
+       }},
+      {"dgc-half", "the same as dgc with values as float16, after backward in one pass", false,
+       [](const job& j) {
+         hd::dgc d = sparse(j);
+         d.values = hd::sparse_values::f16;
+         d.overlap = hd::overlap::none;
+         return train(j, hd::strategy{.topology = hd::ring{}, .compressor = d}, momentum);
+       }},
+      {"dgc-sharded", "the same as dgc between groups of two ranks, each with half of the tensors", false,
+       [](const job& j) {
+         return train(j,
+                      hd::strategy{.topology = hd::hierarchical{hd::ring{}, hd::ring{}, 2},
+                                   .compressor = hd::sharded{sparse(j)}},
+                      momentum);
        }},
       {"local-sgd", "replicas meet every eighth step", true,
        [](const job& j) {
