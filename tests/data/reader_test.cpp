@@ -378,8 +378,29 @@ TEST_CASE("A record longer than the option is an error with its place") {
     CHECK(e.offset() == 3);
     CHECK(e.line() == 2);
   }
-  reader enough(hd::lines{}, f.paths(), {.block = 100, .piece = 10, .longest = 6000});
-  CHECK(drain(enough, 0).size() == 3);
+  for (const std::size_t block : {1, 100, 1 << 18}) {
+    reader enough(hd::lines{}, f.paths(), {.block = block, .piece = 10, .longest = 5000});
+    CHECK(drain(enough, 0).size() == 3);
+    reader one_less(hd::lines{}, f.paths(), {.block = block, .piece = 10, .longest = 4999});
+    CHECK_THROWS_AS(
+        [&] {
+          while (one_less.pop(0, b)) {
+          }
+        }(),
+        hd::record_error);
+  }
+}
+
+TEST_CASE("Epochs without a record end one by one and wait for their consumers") {
+  files f;
+  f.add("");
+  reader r(hd::lines{}, f.paths(), {.readers = 2, .queues = 2, .epochs = ~std::uint64_t{0}});
+  hd::text_batch b;
+  for (int epoch = 0; epoch < 3000; ++epoch) {
+    CHECK_FALSE(r.pop(0, b));
+    CHECK_FALSE(r.pop(1, b));
+  }
+  CHECK(r.report().epochs.size() < 3000 + 2048);
 }
 
 TEST_CASE("Options outside their range are refused by name") {

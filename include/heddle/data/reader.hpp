@@ -70,8 +70,8 @@ template <class Format> class multi_queue_reader {
 
   /// @brief Takes the next batch of a queue. False: its epoch is over, and the next call is about the next one; after
   /// the last epoch, and after stop(), always false.
-  /// @param queue From 0; may be read by several threads. @param into Receives the batch; what it held before is used
-  /// again. Empty after false.
+  /// @param queue From 0; for one consumer, since only one pop reports the end of an epoch. @param into Receives the
+  /// batch; what it held before is used again. Empty after false.
   /// Throws: argument_error if there is no such queue; what a reader threw.
   bool pop(std::size_t queue, batch& into) {
     if (queue >= queues_.size()) {
@@ -90,6 +90,8 @@ template <class Format> class multi_queue_reader {
     if (first.end) {
       q.items.pop_front();
       ++q.epoch;
+      lock.unlock();
+      room_.notify_all();
       return false;
     }
     std::swap(into, first.records);
@@ -129,7 +131,8 @@ template <class Format> class multi_queue_reader {
     std::uint64_t epoch = 0;  // the one that its consumer is in
     std::condition_variable filled;
   };
-  struct interrupted {};  // ends a reader after stop()
+  struct interrupted {};                          // ends a reader after stop()
+  static constexpr std::size_t most_ends = 1024;  // of epochs in a queue
 
   // Joins the readers before anything that they use goes.
   struct crew {
@@ -273,6 +276,13 @@ template <class Format> class multi_queue_reader {
       wait(lock, [&] { return epoch_ != w.epoch; });
       return;
     }
+    // Ends take no room; but epochs without a record must not run away from their consumers.
+    wait(lock, [&] {
+      for (const one& q : queues_) {
+        if (q.items.size() - q.batches >= most_ends) return false;
+      }
+      return true;
+    });
     arrived_ = 0;
     report_.epochs[epoch_].complete = true;
     ++epoch_;

@@ -39,7 +39,10 @@ template <class Format> class cutter {
     while (base + (skipping ? searched : at) < range.end) {
       const std::size_t end = next_end(at, searched, filled);
       if (end + gap <= filled) {
-        if (!skipping) take(std::string_view(text_.data() + at, end - at), base + at);
+        if (!skipping) {
+          check_length(base + at, end - at);
+          take(std::string_view(text_.data() + at, end - at), base + at);
+        }
         skipping = false;
         at = searched = end + gap;
         continue;
@@ -47,6 +50,7 @@ template <class Format> class cutter {
       searched = filled;
       if (base + filled >= size) {  // the file's last record needs no delimiter
         if (skipping || at == filled) break;
+        check_length(base + at, filled - at);
         if constexpr (delimited)
           take(std::string_view(text_.data() + at, filled - at), base + at);
         else
@@ -56,8 +60,7 @@ template <class Format> class cutter {
       if (skipping) at = filled;
       std::copy(text_.data() + at, text_.data() + filled, text_.data());
       base += at, filled -= at, searched -= at, at = 0;
-      if (filled >= longest_)
-        fail(base, 0, "a record of more than " + std::to_string(longest_) + " bytes, the option `longest`");
+      check_length(base, filled);
       // Beyond the piece only what its last record needs: little at first.
       const std::uint64_t position = base + filled;
       std::uint64_t n = position < range.end ? range.end - position : (std::max)(filled, std::size_t{512});
@@ -86,6 +89,11 @@ template <class Format> class cutter {
       return searched < filled ? searched + format_.delimiter(text_.data() + searched, filled - searched) : filled;
     else
       return filled - at >= format_.width() ? at + format_.width() : filled + 1;
+  }
+
+  void check_length(std::uint64_t offset, std::size_t n) const {
+    if (n > longest_)
+      fail(offset, 0, "a record of more than " + std::to_string(longest_) + " bytes, the option `longest`");
   }
 
   const Format& format_;
