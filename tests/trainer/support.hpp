@@ -18,6 +18,34 @@
 
 namespace hd = heddle;
 
+// A topology chosen at run time, so that few trainers are compiled.
+struct any_topology {
+  int which = 0;
+  static constexpr int kinds = 6;
+
+  template <class Function>
+  hd::schedule visit(Function&& f) const {
+    switch (which) {
+      case 1: return f(hd::torus_2d{});
+      case 2: return f(hd::halving_doubling{});
+      case 3: return f(hd::hierarchical{hd::ring{}, hd::direct{}, 3});
+      case 4: return f(hd::direct{});
+      case 5: return f(hd::mixed_radix{});
+    }
+    return f(hd::ring{});
+  }
+  std::string name() const { return "any"; }
+  hd::schedule all_reduce(int rank, int size, std::size_t n) const {
+    return visit([&](auto t) { return t.all_reduce(rank, size, n); });
+  }
+  hd::schedule reduce_scatter(int rank, int size, std::span<const hd::interval> b) const {
+    return visit([&](auto t) { return t.reduce_scatter(rank, size, b); });
+  }
+  hd::schedule all_gather(int rank, int size, std::span<const hd::interval> b) const {
+    return visit([&](auto t) { return t.all_gather(rank, size, b); });
+  }
+};
+
 // A model whose gradient has a closed form: loss of sample s is |w - target - noise(s)|^2 / 2. Five tensors, one empty.
 struct quadratic {
   static constexpr std::array<std::size_t, 5> sizes{7, 0, 1000, 1, 33};

@@ -14,31 +14,6 @@
 #include <memory>
 
 namespace {
-struct any_topology {
-  int which = 0;
-
-  template <class Function>
-  hd::schedule visit(Function&& f) const {
-    switch (which) {
-      case 1: return f(hd::torus_2d{});
-      case 2: return f(hd::halving_doubling{});
-      case 3: return f(hd::hierarchical{hd::ring{}, hd::direct{}, 3});
-      case 4: return f(hd::direct{});
-      case 5: return f(hd::mixed_radix{});
-    }
-    return f(hd::ring{});
-  }
-  hd::schedule all_reduce(int rank, int size, std::size_t n) const {
-    return visit([&](auto t) { return t.all_reduce(rank, size, n); });
-  }
-  hd::schedule reduce_scatter(int rank, int size, std::span<const hd::interval> b) const {
-    return visit([&](auto t) { return t.reduce_scatter(rank, size, b); });
-  }
-  hd::schedule all_gather(int rank, int size, std::span<const hd::interval> b) const {
-    return visit([&](auto t) { return t.all_gather(rank, size, b); });
-  }
-};
-
 struct plain_rule {
   bool adam = true;
   std::size_t fails_at = 1000;

@@ -31,6 +31,10 @@ struct encode_context {
   float momentum = 0.0f;             ///< Of the optimizer, for compressors that correct momentum.
   bool nesterov = false;             ///< Of the optimizer.
   float weight_decay = 0.0f;         ///< Of the optimizer.
+  std::uint32_t tensor = 0;          ///< Which tensor, the same number on all ranks: names a stream of random numbers.
+  int rank = 0;                      ///< This rank.
+  std::size_t rows = 0;              ///< Rows of the matrix that the tensor is; 0: not said.
+  float held_scale = 1.0f;           ///< What was held back counts this much: the last rate over this step's.
 };
 
 /// @name Requirements of compressors and transforms, one by one
@@ -113,6 +117,45 @@ concept has_fused = requires(const Compressor& c, slice<const float> g, float f,
   c.fused(g, f, state, x, packet);
   c.overlap;
 };
+/// Has `biased`: whether the expectation of what it makes of a gradient is something else.
+template <class Codec>
+concept has_biased = requires {
+  { Codec::biased } -> std::convertible_to<bool>;
+};
+/// Has `encode(values, context, packet)` and `decode_add(payload, sum)`: one tensor as bytes and back.
+template <class Codec>
+concept has_payload = requires(const Codec& c, slice<const float> v, const encode_context& x,
+                               std::vector<std::byte>& packet, slice<const std::byte> payload, slice<float> sum) {
+  c.encode(v, x, packet);
+  c.decode_add(payload, sum);
+};
+/// Has `picked(count, context)` and `pick(count, context, f)`: calls f(j, index, weight) for the elements that it picks,
+/// the same ones on all ranks; weight is 1 over the chance of being picked.
+template <class Codec>
+concept has_pick = requires(const Codec& c, std::size_t n, const encode_context& x) {
+  { c.picked(n, x) } -> std::convertible_to<std::size_t>;
+  c.pick(n, x, [](std::size_t, std::size_t, float) {});
+};
+/// Has `wire_bytes(count, context)`: bytes that a rank sends of a tensor, or the most it may send.
+template <class Compressor>
+concept has_wire_bytes = requires(const Compressor& c, std::size_t n, const encode_context& x) {
+  { c.wire_bytes(n, x) } -> std::convertible_to<std::size_t>;
+};
+/// Has `rounds`: how many sums over all ranks it takes, one after the other.
+template <class Compressor>
+concept has_rounds = requires {
+  { Compressor::rounds } -> std::convertible_to<int>;
+};
+/// Has `sum_count(round, count, context)`, `send(round, ...)`, `commit(...)` and `extra(count, context)`: see
+/// reducing_compressor.
+template <class Compressor>
+concept has_sums = requires(const Compressor& c, slice<const float> g, slice<float> result, float f,
+                            float* const* state, const encode_context& x, float* const* sums) {
+  { c.extra(g.count, x) } -> std::convertible_to<std::size_t>;
+  { c.sum_count(0, g.count, x) } -> std::convertible_to<std::size_t>;
+  { c.send(0, g, f, state, x, sums) } -> std::convertible_to<bool>;
+  c.commit(result, f, state, x, sums);
+};
 /// @}
 
 /// @brief A compressor whose wire form can be averaged by an all-reduce, element by element, without state.
@@ -141,9 +184,46 @@ concept packet_compressor =
     has_packet_encode<Compressor> && has_commit<Compressor> && has_decode_add<Compressor> && has_slots<Compressor> &&
     has_sends<Compressor> && has_measure<Compressor> && has_flagged<Compressor> && has_correct<Compressor>;
 
+/// @brief A compressor whose wire form is numbers that all ranks add up by an all-reduce, once or several times.
+///
+/// In round r `send(r, gradient, factor, state, context, sums)` writes sum_count(r) floats to sums[r], and may read (and
+/// change) what earlier rounds gave, which are sums over all ranks by then; it returns whether this rank's gradient is
+/// finite. `commit(gradient, factor, state, context, sums)` makes the sum of all ranks' shares of it and moves the
+/// state: `slots` floats an element, and `extra` more behind them. A rank's share is gradient times factor over ranks.
+template <class Compressor>
+concept reducing_compressor = has_rounds<Compressor> && has_slots<Compressor> && has_sends<Compressor> &&
+                              has_sums<Compressor>;
+
+/// @brief A way to write a tensor in fewer bytes, without state.
+///
+/// Used by itself where it isn't `biased`, inside error_feedback where it is. What to write:
+///
+///     struct signs {                                     // one byte an element: only the sign
+///       static constexpr bool biased = true;
+///       void encode(hd::slice<const float> v, const hd::encode_context&, std::vector<std::byte>& packet) const {
+///         for (float x : v) packet.push_back(std::byte{x < 0});
+///       }
+///       void decode_add(hd::slice<const std::byte> payload, hd::slice<float> sum) const {
+///         for (std::size_t i = 0; i < sum.count; ++i) sum[i] += payload[i] == std::byte{1} ? -1e-3f : 1e-3f;
+///       }
+///       std::string name() const { return "signs"; }
+///     };
+template <class Codec>
+concept codec = has_biased<Codec> && (has_payload<Codec> || has_pick<Codec>);
+
+template <class Codec> struct error_feedback;
+
+namespace detail {
+template <class Compressor> inline constexpr bool is_error_feedback = false;
+template <class Codec> inline constexpr bool is_error_feedback<error_feedback<Codec>> = true;
+template <class Compressor> inline constexpr bool needs_feedback = false;
+template <codec Compressor> inline constexpr bool needs_feedback<Compressor> = Compressor::biased;
+}  // namespace detail
+
 /// @brief Any compressor; see docs/compress.md for what each kind must provide.
 template <class Compressor>
-concept compressor = elementwise_compressor<Compressor> || packet_compressor<Compressor>;
+concept compressor = elementwise_compressor<Compressor> || packet_compressor<Compressor> ||
+                     reducing_compressor<Compressor> || codec<Compressor> || detail::is_error_feedback<Compressor>;
 
 /// @brief A gradient transform: scales the gradient by a number that it computes from it.
 template <class Transform>

@@ -103,10 +103,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   /// Throws: argument_error for a factor that is negative or not finite, or if a step is open.
   void groups(std::span<const group_options> options) {
     require_closed("groups");
-    for (const group_options& g : options) {
-      detail::check_not_negative("data_parallel::groups", "lr_scale", g.lr_scale);
-      detail::check_not_negative("data_parallel::groups", "decay_scale", g.decay_scale);
-    }
+    for (const group_options& g : options) detail::check_group(g);
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       groups_[i] = tensors_[i].group < options.size() ? options[tensors_[i].group] : group_options{};
       decay_scales_[i] = groups_[i].decay_scale;
@@ -114,10 +111,11 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   }
 
   /// @brief Opens a step; optional, the first ready() opens one with weight 1.
-  /// Throws: argument_error for a negative weight, or if a step is open.
+  /// Throws: argument_error for a negative weight or rate, or if a step is open.
   void begin(const begin_options& o = {}) {
-    detail::check_not_negative("data_parallel::begin", "samples", o.samples);
+    detail::check_begin(o);
     require_closed("begin");
+    rate_.next = o.lr;
     open_ = true;
     samples_ = o.samples;
     ready_.assign(tensors_.size(), 0);
@@ -142,7 +140,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   /// Throws: argument_error for a rate or limit that is negative or not finite, for a limit under a compressor that
   /// sends packets, or naming a tensor that was never ready (with unused::error); comm_error.
   step_result step(const step_options& o) {
-    detail::check_step(o, averager::packets);
+    detail::check_step(o, averager::holds, rate_.next);
     if (!open_) begin();
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       if (ready_[i]) continue;
@@ -233,7 +231,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     detail::together all(comm, "save");
     const bool written = all.succeed([&] {
       auto file = detail::pack(now, comm.rank(), signature(), counters(), tensors_, visitor());
-      if constexpr (averager::packets) average_->holding()->pack(file);
+      if constexpr (averager::holds) average_->holding()->pack(file);
       if constexpr (shards)
         detail::pack_shards(file, average_->pieces(), held_slots,
                             [&](auto k, auto at) { return update_.state(k, at); });
@@ -272,9 +270,10 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     done_.skipped = mine.counts.skipped;
     done_.meetings = mine.counts.meetings;
     scale_ = mine.counts.scale;
+    rate_ = {mine.counts.last_lr, 0.0f};
     bad_ = mine.counts.bad;
     detail::restore(mine, tensors_, visitor());
-    if constexpr (averager::packets) average_->holding()->restore();
+    if constexpr (averager::holds) average_->holding()->restore();
     for (std::size_t k = 0; shards && k < held_slots; ++k)
       std::copy_n(state.values(k), state.elements(), update_.state(k, 0));
     if constexpr (mixes) {
@@ -293,9 +292,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
 
   std::string signature() const { return kind::signature(plan_, rule_); }
   detail::counters counters() const {
-    detail::counters c{steps_, drift_.clock(), done_.skipped, done_.meetings, 0.0, 0.0, {}, scale_, bad_};
-    drift_.save(c);
-    return c;
+    return drift_.save({steps_, drift_.clock(), done_.skipped, done_.meetings, 0.0, 0.0, {}, scale_, bad_, rate_.last});
   }
 
   // Everything that has optimizer state here.
@@ -330,6 +327,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   void announce(double samples, bool joined) {
     // Compressors count what is the same on all ranks: steps, or meetings where steps are local.
     encode_context x{.step = averages_gradients ? steps_ : done_.meetings, .ranks = average_->comm().size()};
+    x.held_scale = rate_.held_scale();
     if constexpr (kind::moves_momentum) {
       x.momentum = rule_.momentum;
       x.nesterov = rule_.nesterov;
@@ -381,6 +379,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
       return {.skipped = true, .norm = norm};
     }
     apply_rule(o, norm);
+    rate_ = {o.lr, 0.0f};
     ++done_.meetings;
     return {.met = true, .norm = norm};
   }
@@ -429,6 +428,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   std::vector<float> decay_scales_;
   std::vector<element*> parameters_;
   std::vector<float*> masters_;  // of whole tensors, which the rule updates
+  detail::known_rate rate_;
   loss_scale_state scale_;
   std::uint32_t bad_ = 0;             // local steps skipped for an infinity since the last meeting
   std::vector<detail::piece> whole_;  // every tensor as one piece

@@ -11,6 +11,8 @@ inline namespace v0 {
 /// @brief What a rank says before a backward pass.
 struct begin_options {
   double samples = 1.0;  ///< Weight of this rank's gradient, usually the size of its batch; 0 or above.
+  float lr = 0.0f;       ///< Rate that step() will be given, the same on all ranks: what error_feedback holds is then
+                         ///< scaled to it. 0: not said.
 };
 
 /// @brief Factors for the tensors of one group.
@@ -21,9 +23,9 @@ struct group_options {
 
 /// @brief What an update needs.
 struct step_options {
-  float lr = 0.0f;        ///< Learning rate, the same on all ranks.
-  float max_norm = 0.0f;  ///< Limit on the norm of the whole averaged gradient, or where steps are local of the rank's
-                          ///< own; the same on all ranks; 0: none.
+  float lr = 0.0f;         ///< Learning rate, the same on all ranks.
+  float max_norm = 0.0f;   ///< Limit on the norm of the whole averaged gradient, or where steps are local of the rank's
+                           ///< own; the same on all ranks; 0: none.
   float max_value = 0.0f;  ///< Limit on the magnitude of each element of the same gradient; the same on all ranks; 0:
                            ///< none. Not together with max_norm.
   double loss = 0.0;       ///< Loss of this rank's batch, for modes that adapt by it; 0 or less: not given.

@@ -85,7 +85,9 @@ struct strategy {
   static_assert(!detail::shards_optimizer<Mode> || has_owners<Topology>,
                 "heddle::strategy: .mode shards the optimizer, so .topology must leave each element on one owner, such "
                 "as ring{}; see docs/mode.md");
-  static_assert(!detail::shards_optimizer<Mode> || !packet_compressor<detail::last_part<Compressor>>,
+  static_assert(!detail::needs_feedback<detail::last_part<Compressor>>,
+                "heddle::strategy: .compressor is biased, so it must be inside error_feedback{}; see docs/compress.md");
+  static_assert(!detail::shards_optimizer<Mode> || elementwise_compressor<detail::last_part<Compressor>>,
                 "heddle::strategy: .mode shards the optimizer, so .compressor must be elementwise, such as none{} or "
                 "cast<>{}; see docs/mode.md");
   static_assert(detail::is_precision<Precision>,

@@ -21,6 +21,7 @@ struct tensor {
   dtype type = dtype::f32;    ///< Element type of both.
   std::string name;           ///< Unique; state and errors are keyed by it.
   unsigned group = 0;         ///< Index into the list given to data_parallel::groups.
+  std::size_t rows = 0;       ///< Rows of the matrix that it is, for compressors that ask; 0: not said.
 };
 
 /// @brief Tensors over flat parameter and gradient buffers, one after the other, named "0", "1", ...
@@ -36,7 +37,7 @@ std::vector<Tensor> tensors(std::type_identity_t<Element>* parameters, Element* 
   for (const std::size_t n : sizes) {
     if (n && (!parameters || !gradients))
       throw argument_error("heddle::tensors: null buffer for tensor " + std::to_string(all.size()));
-    all.push_back({parameters + at, gradients + at, n, dtype_of<Element>, std::to_string(all.size()), 0});
+    all.push_back({parameters + at, gradients + at, n, dtype_of<Element>, std::to_string(all.size()), 0, 0});
     at += n;
   }
   return all;

@@ -12,12 +12,19 @@
 // EXPECT: heddle::strategy: .mode shards the optimizer, so .topology must leave each element on one owner
 // EXPECT: heddle::strategy: .mode shards the optimizer, so .compressor must be elementwise
 // EXPECT: heddle::strategy: .compressor is sharded{}, so .topology must have groups
+// EXPECT: heddle::strategy: .compressor is biased, so it must be inside error_feedback{}
+// EXPECT: heddle::strategy: .mode shards the optimizer, so .compressor must be elementwise
+// EXPECT: heddle::error_feedback: the argument must be a codec with biased, encode() and decode_add()
+// EXPECT: heddle::mixed: the element type must be float16 or bfloat16
 #include <heddle/collective/hierarchical.hpp>
 #include <heddle/collective/tree.hpp>
 #include <heddle/compress/cast.hpp>
 #include <heddle/compress/clip.hpp>
 #include <heddle/compress/dgc.hpp>
+#include <heddle/compress/power_sgd.hpp>
+#include <heddle/compress/quantize.hpp>
 #include <heddle/compress/sharded.hpp>
+#include <heddle/compress/top_k.hpp>
 #include <heddle/mode/local_sgd.hpp>
 #include <heddle/mode/zero1.hpp>
 #include <heddle/recompute/sqrt.hpp>
@@ -42,6 +49,10 @@ const auto groups = hd::strategy{.topology = hd::hierarchical{}, .compressor = h
 
 const auto sharded = hd::strategy{.topology = hd::native{}, .compressor = hd::cast<hd::float16>{}, .mode = hd::zero1{}};
 
+const auto fed = hd::strategy{.compressor = hd::clip{} | hd::error_feedback{hd::top_k{}}};
+const auto unbiased = hd::strategy{.compressor = hd::quantize<8>{}, .precision = hd::mixed<hd::float16>{}};
+const auto low_rank = hd::strategy{.compressor = hd::power_sgd{}, .precision = hd::mixed<hd::bfloat16>{}};
+
 #if FAIL == 1
 const auto illegal = hd::strategy{.topology = hd::local_sgd{}};
 #elif FAIL == 2
@@ -62,4 +73,12 @@ const auto illegal = hd::strategy{.topology = hd::tree{}, .mode = hd::zero1{}};
 const auto illegal = hd::strategy{.compressor = hd::dgc{}, .mode = hd::zero1{}};
 #elif FAIL == 10
 const auto illegal = hd::strategy{.topology = hd::ring{}, .compressor = hd::sharded{hd::dgc{}}};
+#elif FAIL == 11
+const auto illegal = hd::strategy{.compressor = hd::clip{} | hd::quantize<4, hd::rounding::nearest>{}};
+#elif FAIL == 12
+const auto illegal = hd::strategy{.compressor = hd::power_sgd{}, .mode = hd::zero1{}};
+#elif FAIL == 13
+const auto illegal = hd::strategy{.compressor = hd::error_feedback{hd::none{}}};
+#elif FAIL == 14
+const auto illegal = hd::strategy{.precision = hd::mixed<float>{}};
 #endif

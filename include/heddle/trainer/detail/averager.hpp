@@ -5,6 +5,7 @@
 #include <heddle/collective/detail/pieces.hpp>
 #include <heddle/comm/counting.hpp>
 #include <heddle/compress/cast.hpp>
+#include <heddle/compress/detail/carrier.hpp>
 #include <heddle/core/detail/squares.hpp>
 #include <heddle/trainer/detail/held.hpp>
 #include <heddle/trainer/detail/tell.hpp>
@@ -36,7 +37,10 @@ template <class Strategy, class Comm> class averager {
   using compressor_type = last_part<decltype(Strategy::compressor)>;
   using topology_type = std::remove_cvref_t<decltype(Strategy::topology)>;
   using memory_type = std::remove_cvref_t<decltype(Strategy::memory)>;
-  static constexpr bool packets = packet_compressor<compressor_type>;
+  using carrier_type = decltype(carried(std::declval<const compressor_type&>()));
+  static constexpr bool packets = packet_compressor<carrier_type>;
+  static constexpr bool reduces = reducing_compressor<carrier_type>;
+  static constexpr bool holds = packets || reduces;
   static constexpr bool shards_held = shards_packets<compressor_type>;
   static constexpr bool shards = shards_optimizer<std::remove_cvref_t<decltype(Strategy::mode)>>;
   using element = typename std::remove_cvref_t<decltype(Strategy::precision)>::element;
@@ -49,13 +53,13 @@ template <class Strategy, class Comm> class averager {
   using gradient_type = std::conditional_t<as_they_are, element, float>;
   // What encodes elements on their way to the mean: gradients of 16 bits keep these.
   using codec_type =
-      std::conditional_t<packets, none,
+      std::conditional_t<holds, none,
                          std::conditional_t<mixes && of_gradients && std::is_same_v<compressor_type, none>,
                                             cast<narrow_or_bf16<element>>, compressor_type>>;
   using wire = typename codec_type::wire;
   static constexpr int slots = [] {
-    if constexpr (packets)
-      return compressor_type::slots;
+    if constexpr (holds)
+      return carrier_type::slots;
     else
       return 0;
   }();
@@ -63,6 +67,7 @@ template <class Strategy, class Comm> class averager {
 
   averager(const Strategy& plan, Comm& comm, const std::vector<tensor>& tensors)
       : plan_(plan),
+        carrier_(carried(last_of(plan_.compressor))),
         comm_(comm.duplicate()),
         tensors_(tensors),
         wide_(plan.memory, fill_offsets() * widens),
@@ -75,7 +80,7 @@ template <class Strategy, class Comm> class averager {
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
       for (std::size_t i = buckets_[b].range.first; i < buckets_[b].range.last; ++i) bucket_of_[i] = b;
     }
-    if constexpr (packets) lay_out_held();
+    if constexpr (holds) lay_out_held();
     if constexpr (shards) {
       for (one& b : buckets_) b.reduce.emplace(plan_.topology, comm_.rank(), comm_.size(), elements_of(b));
       pieces();
@@ -219,7 +224,7 @@ template <class Strategy, class Comm> class averager {
 
   // Ends the exchange. If `take`, states move and gradients become what the update rule is to apply.
   void settle(bool take) {
-    if constexpr (packets) {
+    if constexpr (holds) {
       if (!take) return;
       for (one& b : buckets_) settle(b);
     }
@@ -246,6 +251,8 @@ template <class Strategy, class Comm> class averager {
     std::vector<std::size_t> sizes;   // bytes of each rank's packets
     std::vector<float> added;         // what is in all packets, where they travelled as one dense sum
     std::optional<all_reduce_plan<topology_type>> add;
+    std::vector<std::vector<float>> totals;  // what all ranks add up, round by round
+    std::vector<std::optional<all_reduce_plan<topology_type>>> total_plans;
   };
 
   // Whether other threads than the program's own may communicate.
@@ -317,7 +324,7 @@ template <class Strategy, class Comm> class averager {
     if constexpr (shards) {
       return copy(b.reduce->owned());
     } else {
-      if (!packets && b.reduce && b.reduce->plan().halved()) return copy(b.reduce->plan().owned());
+      if (!holds && b.reduce && b.reduce->plan().halved()) return copy(b.reduce->plan().owned());
       const auto size = static_cast<std::size_t>(comm_.size()), rank = static_cast<std::size_t>(comm_.rank());
       return {balanced_block(elements_of(b), size, rank)};
     }
@@ -351,12 +358,15 @@ template <class Strategy, class Comm> class averager {
     encode_context x = context_;
     if (x.weight_decay != 0.0f) x.parameter = parameters_[i];
     x.weight_decay *= decay_scales_.empty() ? 1.0f : decay_scales_[i];
+    x.tensor = static_cast<std::uint32_t>(i);
+    x.rank = comm_.rank();
+    x.rows = tensors_[i].rows;
     return x;
   }
 
   bool sends_packet(std::size_t i) const {
-    if constexpr (packets)
-      return last_of(plan_.compressor).sends(tensors_[i].count, context_);
+    if constexpr (holds)
+      return carrier_.sends(tensors_[i].count, context_of(i));
     else
       return false;
   }
@@ -412,8 +422,9 @@ template <class Strategy, class Comm> class averager {
       factors_[i] = weight_ == 0.0f ? 1.0f : scale_of(plan_.compressor, g, weight_ * rest_, context_of(i));
       if (!sends_packet(i)) dense += g.count;
     }
-    if (dense || !packets) average(b, dense, l.comm);
+    if (dense || !holds) average(b, dense, l.comm);
     if constexpr (packets) prepare(b, l);
+    if constexpr (reduces) sum_up(b, l.comm);
   }
 
   // Gradients of 16 bits: in place where they are one run, through a buffer elsewhere. The weight is at most 1, so no
@@ -539,7 +550,7 @@ template <class Strategy, class Comm> class averager {
   // The packet part. Packets are of parts of tensors: of whole ones, or where held state is sharded of what a rank owns
   // of its group's gradient.
 
-  const compressor_type& codec() const { return last_of(plan_.compressor); }
+  const carrier_type& codec() const { return carrier_; }
   std::size_t rank() const { return static_cast<std::size_t>(comm_.rank()); }
   // Ranks that each compress a gradient of the same elements.
   int senders() const {
@@ -551,18 +562,20 @@ template <class Strategy, class Comm> class averager {
 
   // Whether the compressor works after backward, in one pass.
   bool fuses() const {
-    if constexpr (has_fused<compressor_type>)
+    if constexpr (has_fused<carrier_type>)
       return codec().overlap == overlap::none;
     else
       return false;
   }
 
   void lay_out_held() {
-    const auto extra = [&](std::size_t n) -> std::size_t {
-      if constexpr (has_extra<compressor_type>)
+    const auto extra = [&](std::size_t i, std::size_t n) -> std::size_t {
+      if constexpr (reduces)
+        return codec().extra(n, context_of(i));
+      else if constexpr (has_extra<carrier_type>)
         return codec().extra(n);
       else
-        return (void)n, 0;
+        return (void)i, (void)n, 0;
     };
     const auto all = static_cast<std::size_t>(comm_.size());
     std::vector<held_part> parts;
@@ -585,12 +598,12 @@ template <class Strategy, class Comm> class averager {
       }
       for (std::size_t i = first; i < last; ++i) {
         if (!shards_held || !sends_packet(i)) {
-          parts.push_back({i, 0, tensors_[i].count, all, extra(tensors_[i].count)});
+          parts.push_back({i, 0, tensors_[i].count, all, extra(i, tensors_[i].count)});
           continue;
         }
         for (const piece& p : b.parts[rank()]) {
           if (p.tensor == i)
-            parts.push_back({i, p.begin, p.count, static_cast<std::size_t>(senders()), extra(p.count)});
+            parts.push_back({i, p.begin, p.count, static_cast<std::size_t>(senders()), extra(i, p.count)});
         }
       }
     }
@@ -658,7 +671,7 @@ template <class Strategy, class Comm> class averager {
     b.gathered.clear();
     b.sizes.clear();
     if constexpr (shards_held) sum_inside(b, l.comm);
-    if constexpr (has_fused<compressor_type>) {
+    if constexpr (has_fused<carrier_type>) {
       if (fuses()) {
         each_part(b, rank(), [&](const piece& p) {
           b.finite &= with(b, p, [&](auto... known) { return codec().fits(known...); });
@@ -688,7 +701,7 @@ template <class Strategy, class Comm> class averager {
     work_.wait();
   }
   void run_late(one& b, lane& l) {
-    if constexpr (has_fused<compressor_type>) {
+    if constexpr (has_fused<carrier_type>) {
       each_part(b, rank(),
                 [&](const piece& p) { with(b, p, [&](auto... known) { codec().fused(known..., b.mine); }); });
       exchange(b, l);
@@ -706,7 +719,7 @@ template <class Strategy, class Comm> class averager {
       total += static_cast<std::size_t>(n);
     }
     const slice<const std::byte> mine{b.mine.data(), b.mine.size()};
-    if constexpr (has_elements<compressor_type>) {
+    if constexpr (has_elements<carrier_type>) {
       each_packet(b, rank(), mine, [&](const piece&, slice<const std::byte> p) {
         elements_sent_ += codec().elements(p);
         return codec().measure(p);
@@ -741,7 +754,59 @@ template <class Strategy, class Comm> class averager {
       return ring{};
   }
 
+  // Sums that all ranks have of what the compressor sends, round after round, each with a flag at its end: not a number
+  // where a rank's gradient isn't finite.
+  void sum_up(one& b, counting<Comm>& comm) {
+    constexpr int rounds = carrier_type::rounds;
+    b.totals.assign(rounds, {});
+    b.total_plans.resize(rounds);
+    for (int round = 0; round < rounds; ++round) {
+      std::vector<float>& total = b.totals[static_cast<std::size_t>(round)];
+      std::size_t n = 0;
+      for (std::size_t i = b.range.first; i < b.range.last; ++i)
+        n += sends_packet(i) ? codec().sum_count(round, tensors_[i].count, context_of(i)) : 0;
+      if (n == 0) return;
+      total.assign(n + 1, 0.0f);
+      each_total(b, [&](std::size_t i, float* const* sums) {
+        float* state[slots + 1];
+        held_->pointers(i, 0, state);
+        if (!codec().send(round, gradient(i), factors_[i], state, context_of(i), sums))
+          total[n] = std::numeric_limits<float>::quiet_NaN();
+      });
+      auto& plan = b.total_plans[static_cast<std::size_t>(round)];
+      if (!plan || plan->count() != n + 1) plan.emplace(plan_.topology, comm_.rank(), comm_.size(), n + 1);
+      (*plan)(comm, total.data(), leaf_of<float>(sum{}));
+      b.finite &= all_finite(total.data(), total.size());
+      elements_sent_ += n;
+    }
+  }
+  // f(tensor, where its sums are, round by round)
+  template <class Function> void each_total(one& b, Function&& f) {
+    float* sums[static_cast<std::size_t>(carrier_type::rounds)];
+    std::size_t at[static_cast<std::size_t>(carrier_type::rounds)] = {};
+    for (std::size_t i = b.range.first; i < b.range.last; ++i) {
+      if (!sends_packet(i)) continue;
+      for (std::size_t r = 0; r < b.totals.size(); ++r) {
+        sums[r] = b.totals[r].data() + at[r];
+        at[r] += b.totals[r].empty() ? 0 : codec().sum_count(static_cast<int>(r), tensors_[i].count, context_of(i));
+      }
+      f(i, static_cast<float* const*>(sums));
+    }
+  }
+
   void settle(one& b) {
+    if constexpr (reduces) {
+      each_total(b, [&](std::size_t i, float* const* sums) {
+        float* state[slots + 1];
+        held_->pointers(i, 0, state);
+        codec().commit(gradient(i), factors_[i], state, context_of(i), sums);
+      });
+    } else {
+      settle_packets(b);
+    }
+  }
+
+  void settle_packets(one& b) {
     if (!fuses()) {  // own state first: it reads the gradient
       each_packet(b, rank(), {b.mine.data(), b.mine.size()}, [&](const piece& p, slice<const std::byte> packet) {
         const std::size_t n = codec().measure(packet);
@@ -770,6 +835,7 @@ template <class Strategy, class Comm> class averager {
   }
 
   Strategy plan_;
+  carrier_type carrier_;
   counting<Comm> comm_;
   std::vector<tensor> tensors_;
   std::size_t total_ = 0;

@@ -27,11 +27,30 @@ inline void check_not_negative(const char* where, const char* what, double x) {
   }
 }
 
-// Throws argument_error for numbers of a step that can't be; `held`: a compressor holds gradients back.
-inline void check_step(const step_options& o, bool held) {
+inline void check_group(const group_options& g) {
+  check_not_negative("data_parallel::groups", "lr_scale", g.lr_scale);
+  check_not_negative("data_parallel::groups", "decay_scale", g.decay_scale);
+}
+inline void check_begin(const begin_options& o) {
+  check_not_negative("data_parallel::begin", "samples", o.samples);
+  check_not_negative("data_parallel::begin", "lr", o.lr);
+}
+
+// Rates of steps, where begin() is told the next one.
+struct known_rate {
+  float last = 0.0f, next = 0.0f;  // 0: not known
+  float held_scale() const noexcept { return last > 0.0f && next > 0.0f ? last / next : 1.0f; }
+};
+
+// Throws argument_error for numbers of a step that can't be; `held`: a compressor holds gradients back; `told`: the
+// rate that begin() was told, or 0.
+inline void check_step(const step_options& o, bool held, float told) {
   check_not_negative("data_parallel::step", "lr", o.lr);
   check_not_negative("data_parallel::step", "max_norm", o.max_norm);
   check_not_negative("data_parallel::step", "max_value", o.max_value);
+  if (told > 0.0f && o.lr != told)
+    throw argument_error("heddle::data_parallel::step: lr is " + std::to_string(o.lr) + ", begin() was told " +
+                         std::to_string(told));
   if (held && o.max_norm + o.max_value > 0.0f)
     throw argument_error("heddle::data_parallel::step: max_norm is " + std::to_string(o.max_norm) +
                          " and max_value is " + std::to_string(o.max_value) +
@@ -102,7 +121,7 @@ inline std::uint64_t fingerprint(const std::vector<tensor>& tensors, const std::
   std::uint64_t h = fnv1a(signature.data(), signature.size());
   for (const tensor& t : tensors) {
     h = fnv1a(t.name.data(), t.name.size(), h);
-    const std::uint64_t n[2] = {t.count, static_cast<std::uint64_t>(t.type)};
+    const std::uint64_t n[3] = {t.count, static_cast<std::uint64_t>(t.type), t.rows};
     h = fnv1a(n, sizeof n, h);
   }
   return h;

@@ -83,6 +83,8 @@ struct counters {
   std::uint64_t period[4];           // of the mode: the same on all ranks
   loss_scale_state scale;            // the same on all ranks
   std::uint32_t bad;                 // as announced
+  float last_lr;                     // of the last step; 0: none
+  std::uint32_t unused = 0;          // no byte without a value
 };
 
 // What a block of floats in a checkpoint is.

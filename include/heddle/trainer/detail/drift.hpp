@@ -114,10 +114,11 @@ template <class Mode, class Memory> class drift {
     return m;
   }
 
-  void save(counters& c) const {
+  counters save(counters c) const {
     c.drift_samples = samples_;
     c.drift_loss = loss_;
     if constexpr (period_has_state) std::memcpy(c.period, &period_, sizeof period_);
+    return c;
   }
   void load(const counters& c) {
     clock_ = met_at_ = c.clock;

@@ -1,0 +1,155 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/compress/concept.hpp>
+
+#include <algorithm>
+#include <cstring>
+
+namespace heddle {
+inline namespace v0 {
+namespace detail {
+
+// A codec as a compressor that data_parallel can use: packets, or sums where it picks the same elements on all ranks;
+// with error feedback or without.
+template <class Codec, bool Feedback> class carrier {
+ public:
+  static constexpr int slots = Feedback ? 1 : 0;
+  static constexpr std::size_t head = sizeof(std::uint64_t);  // of a packet: its bytes and a flag
+
+  explicit carrier(const Codec& c) : codec_(c) {}
+
+  bool sends(std::size_t n, const encode_context&) const noexcept {
+    if constexpr (requires { codec_.dense_below; })
+      return n > 0 && n >= codec_.dense_below;
+    else
+      return n > 0;
+  }
+  std::size_t wire_bytes(std::size_t n, const encode_context& x) const {
+    if constexpr (has_wire_bytes<Codec>)
+      return head + codec_.wire_bytes(n, x);
+    else if constexpr (has_pick<Codec>)
+      return sizeof(float) * codec_.picked(n, x);
+    else
+      return head + sizeof(float) * n;
+  }
+  // A tensor that travelled dense; nothing of it is held.
+  void correct(slice<float>, float* const*, const encode_context&) const noexcept {}
+  std::string name() const { return codec_.name(); }
+
+  // ---- Packets
+  template <class Allocator>
+  void encode(slice<const float> g, float factor, float* const* state, const encode_context& x,
+              std::vector<std::byte, Allocator>& packet) const
+    requires has_payload<Codec>
+  {
+    std::vector<float> v(g.count);
+    const bool finite = take(g, factor, state, x, v.data());
+    const std::size_t at = packet.size();
+    packet.resize(at + head);
+    if (finite) codec_.encode({v.data(), v.size()}, x, packet);
+    const std::uint64_t word = std::uint64_t{packet.size() - at} << 1 | (finite ? 0u : 1u);
+    std::memcpy(packet.data() + at, &word, sizeof word);
+  }
+  void commit(slice<const float> g, float factor, float* const* state, const encode_context& x,
+              slice<const std::byte> packet) const
+    requires has_payload<Codec>
+  {
+    if constexpr (Feedback) {
+      float* const e = state[0];
+      take(g, factor, state, x, e);
+      for (std::size_t i = 0; i < g.count; ++i) e[i] = -e[i];
+      decode_add(packet, {e, g.count});
+      for (std::size_t i = 0; i < g.count; ++i) e[i] = -e[i];
+    }
+  }
+  std::size_t decode_add(slice<const std::byte> packet, slice<float> sum) const
+    requires has_payload<Codec>
+  {
+    const std::size_t bytes = measure(packet);
+    if (!flagged(packet)) codec_.decode_add(packet.subslice(head, bytes - head), sum);
+    return bytes;
+  }
+  bool flagged(slice<const std::byte> packet) const
+    requires has_payload<Codec>
+  {
+    return (word_of(packet) & 1) != 0;
+  }
+  std::size_t measure(slice<const std::byte> packets) const
+    requires has_payload<Codec>
+  {
+    const std::uint64_t bytes = word_of(packets) >> 1;
+    if (bytes < head || bytes > packets.count) {
+      throw argument_error("heddle::compress: damaged packet, " + std::to_string(packets.count) + " bytes that say " +
+                           std::to_string(bytes));
+    }
+    return static_cast<std::size_t>(bytes);
+  }
+
+  // ---- Sums
+  static constexpr int rounds = 1;
+  std::size_t extra(std::size_t, const encode_context&) const noexcept { return 0; }
+  std::size_t sum_count(int, std::size_t n, const encode_context& x) const
+    requires has_pick<Codec>
+  {
+    return codec_.picked(n, x);
+  }
+  bool send(int, slice<const float> g, float factor, float* const* state, const encode_context& x,
+            float* const* sums) const
+    requires has_pick<Codec>
+  {
+    std::vector<float> v(g.count);
+    const bool finite = take(g, factor, state, x, v.data());
+    codec_.pick(g.count, x,
+                [&](std::size_t j, std::size_t i, float weight) { sums[0][j] = Feedback ? v[i] : v[i] * weight; });
+    return finite;
+  }
+  void commit(slice<float> g, float factor, float* const* state, const encode_context& x, float* const* sums) const
+    requires has_pick<Codec>
+  {
+    if constexpr (Feedback) take(g, factor, state, x, state[0]);
+    std::fill(g.begin(), g.end(), 0.0f);
+    codec_.pick(g.count, x, [&](std::size_t j, std::size_t i, float) {
+      g[i] = sums[0][j];
+      if constexpr (Feedback) state[0][i] = 0.0f;
+    });
+  }
+
+ private:
+  // v = g factor / ranks + e, also where v is e; whether all of it is finite.
+  static bool take(slice<const float> g, float factor, float* const* state, const encode_context& x, float* v) {
+    const float share = factor / static_cast<float>(x.ranks);
+    if constexpr (Feedback) {
+      const float* const e = state[0];
+      const float held = x.held_scale;
+      for (std::size_t i = 0; i < g.count; ++i) v[i] = g[i] * share + e[i] * held;
+    } else {
+      convert_scaled(g.data, v, g.count, share);
+    }
+    return all_finite(v, g.count);
+  }
+  static std::uint64_t word_of(slice<const std::byte> packet) {
+    std::uint64_t word = 0;
+    if (packet.count < head)
+      throw argument_error("heddle::compress: damaged packet of " + std::to_string(packet.count) + " bytes");
+    std::memcpy(&word, packet.data, sizeof word);
+    return word;
+  }
+
+  Codec codec_;
+};
+
+// What data_parallel runs a compressor as.
+template <class Compressor> auto carried(const Compressor& c) {
+  if constexpr (is_error_feedback<Compressor>)
+    return carrier<std::remove_cvref_t<decltype(c.codec)>, true>(c.codec);
+  else if constexpr (codec<Compressor>)
+    return carrier<Compressor, false>(c);
+  else
+    return c;
+}
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace heddle

@@ -1,0 +1,37 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/compress/detail/carrier.hpp>
+
+namespace heddle {
+inline namespace v0 {
+
+/// @brief Holds back what a lossy codec loses, and sends it with the next gradient.
+///
+///     v = g / P + e;   send codec(v);   e = v - codec(v)
+///
+/// so that on each rank what was sent and what is held add up to its gradients. Biased codecs must be inside it; others
+/// may be, and random_k then sends elements as they are instead of n / k times as large.
+/// Where begin({.lr = x}) tells the rate of the step, what is held counts x_before / x times as much: it was to move
+/// the parameter at the rate before. Rates that are not told are taken to be equal. Wire:    the codec's. State:   4
+/// bytes per element (e). Traffic: beside the codec's, 12 bytes per element to make v, 12 to move e. Order:   ends a
+/// chain: clip{} | error_feedback{top_k{}}. Sync:    never. Paper:   Stich et al. 2018; Karimireddy et al. 2019.
+/// Throws:  what the codec throws.
+/// @tparam Codec What loses.
+template <class Codec> struct error_feedback {
+  static_assert(heddle::codec<Codec>,
+                "heddle::error_feedback: the argument must be a codec with biased, encode() and decode_add(), such as "
+                "top_k{}; see docs/compress.md");
+  Codec codec{};  ///< What loses.
+
+  /// Throws what the codec's check() throws.
+  void check() const {
+    if constexpr (requires { codec.check(); }) codec.check();
+  }
+  /// For example "error_feedback<top_k>".
+  std::string name() const { return "error_feedback<" + codec.name() + ">"; }
+};
+
+}  // namespace v0
+}  // namespace heddle

@@ -1,0 +1,119 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/compress/error_feedback.hpp>
+#include <heddle/core/philox.hpp>
+
+#include <cmath>
+
+namespace heddle {
+inline namespace v0 {
+
+/// @brief How a quantised value is rounded.
+enum class rounding {
+  stochastic,  ///< Up or down by chance, so that the expectation is the value.
+  nearest      ///< To the nearest level; inside error_feedback.
+};
+
+/// @brief Whole numbers of 8 or 4 bits, times a scale of each block: its largest magnitude over 127 or 7.
+///
+/// Wire:    Bits per element, 4 bytes per block, 8 per tensor; gathered from every rank.
+/// State:   none; error_feedback holds 4 bytes per element.
+/// Traffic: 8 bytes read per element to encode (the second time from cache), 4 read and 4 written per rank to decode.
+/// Order:   ends a chain; with rounding::nearest inside error_feedback.
+/// Sync:    never.
+/// Paper:   Alistarh et al. 2017 (QSGD), with the largest magnitude of a block where they have the norm of a bucket.
+/// Throws:  argument_error if block is 0.
+/// @tparam Bits 8 or 4. @tparam Rounding stochastic or nearest.
+template <int Bits, rounding Rounding = rounding::stochastic> struct quantize {
+  static_assert(Bits == 8 || Bits == 4, "heddle::quantize: the number of bits must be 8 or 4");
+
+  std::size_t block = 1024;        ///< Elements that share a scale, above 0.
+  std::uint64_t seed = 1;          ///< Of the rounding; each rank, tensor and step has numbers of its own.
+  std::size_t dense_below = 1024;  ///< Tensors with fewer elements travel as they are.
+
+  static constexpr bool biased = Rounding == rounding::nearest;  ///< Stochastic rounding keeps the expectation.
+  static constexpr int levels = (1 << (Bits - 1)) - 1;           ///< 127 or 7, on each side of 0.
+
+  /// Throws argument_error if block is 0.
+  void check() const {
+    if (block == 0) throw argument_error("heddle::quantize: block is 0, allowed is 1 or more");
+  }
+  /// Bytes of a tensor of n elements.
+  std::size_t wire_bytes(std::size_t n, const encode_context&) const {
+    check();
+    return 4 * blocks(n) + (Bits == 8 ? n : n / 2 + n % 2);
+  }
+  /// Appends scales and numbers.
+  template <class Allocator>
+  void encode(slice<const float> v, const encode_context& x, std::vector<std::byte, Allocator>& packet) const {
+    const std::size_t at = packet.size();
+    packet.resize(at + wire_bytes(v.count, x));
+    std::byte* scales = packet.data() + at;
+    std::byte* const out = scales + 4 * blocks(v.count);
+    const std::uint64_t mine = seed + 0x9e3779b97f4a7c15ull * static_cast<std::uint64_t>(x.rank + 1);
+    const std::uint64_t stream = random_stream(x.tensor, static_cast<std::uint32_t>(x.step));
+    philox4x32::block words{};
+    for (std::size_t begin = 0, n = 0; begin < v.count; begin += n) {
+      n = (std::min)(block, v.count - begin);
+      float most = 0.0f;
+      for (std::size_t i = begin; i < begin + n; ++i) most = (std::max)(most, std::fabs(v[i]));
+      const float scale = most / static_cast<float>(levels);
+      std::memcpy(scales, &scale, 4);
+      scales += 4;
+      // 1 / scale of a tiny scale is infinite: then the division is made in double.
+      const double inverse = scale > 0.0f ? 1.0 / static_cast<double>(scale) : 0.0;
+      for (std::size_t i = begin; i < begin + n; ++i) {
+        const double level = static_cast<double>(v[i]) * inverse;
+        int whole;
+        if constexpr (Rounding == rounding::stochastic) {
+          if (i % 4 == 0 || i == begin) words = philox(mine, stream, i / 4);
+          whole = static_cast<int>(std::floor(level + static_cast<double>(to_uniform(words.word[i % 4]))));
+        } else {
+          whole = static_cast<int>(std::nearbyint(level));
+        }
+        whole = (std::max)(-levels, (std::min)(levels, whole));
+        if constexpr (Bits == 8) {
+          out[i] = static_cast<std::byte>(whole & 0xff);
+        } else if (i % 2 == 0) {
+          out[i / 2] = static_cast<std::byte>(whole & 0xf);
+        } else {
+          out[i / 2] |= static_cast<std::byte>((whole & 0xf) << 4);
+        }
+      }
+    }
+  }
+  /// Adds them. Throws: argument_error if the payload has another size.
+  void decode_add(slice<const std::byte> payload, slice<float> sum) const {
+    if (payload.count != wire_bytes(sum.count, {})) {
+      throw argument_error("heddle::quantize: damaged packet of " + std::to_string(payload.count) + " bytes for " +
+                           std::to_string(sum.count) + " elements");
+    }
+    const std::byte* const in = payload.data + 4 * blocks(sum.count);
+    for (std::size_t begin = 0, b = 0, n = 0; begin < sum.count; begin += n, ++b) {
+      n = (std::min)(block, sum.count - begin);
+      float scale;
+      std::memcpy(&scale, payload.data + 4 * b, 4);
+      for (std::size_t i = begin; i < begin + n; ++i) {
+        int whole;
+        if constexpr (Bits == 8)
+          whole = static_cast<signed char>(in[i]);
+        else
+          whole = static_cast<int>((static_cast<unsigned>(in[i / 2]) >> (i % 2 * 4) & 0xfu) ^ 8u) - 8;
+        sum[i] += static_cast<float>(whole) * scale;
+      }
+    }
+  }
+  /// For example "quantize<8>" or "quantize<4, nearest>".
+  std::string name() const {
+    return "quantize<" + std::to_string(Bits) + (Rounding == rounding::nearest ? ", nearest>" : ">");
+  }
+
+ private:
+  std::size_t blocks(std::size_t n) const noexcept { return n / block + (n % block != 0); }
+};
+static_assert(codec<quantize<8>> && codec<quantize<4, rounding::nearest>>);
+
+}  // namespace v0
+}  // namespace heddle

@@ -1,0 +1,79 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/compress/error_feedback.hpp>
+
+#include <cmath>
+
+namespace heddle {
+inline namespace v0 {
+
+/// @brief One bit per element: the sign, times the mean magnitude of its block.
+///
+/// Wire:    1 bit per element, 4 bytes per block, 8 per tensor; gathered from every rank.
+/// State:   none; error_feedback holds 4 bytes per element.
+/// Traffic: 8 bytes read per element to encode (the second time from cache), 4 read and 4 written per rank to decode.
+/// Order:   inside error_feedback.
+/// Sync:    never.
+/// Paper:   Karimireddy et al. 2019 (EF-SignSGD), with a scale per block. A zero counts as positive.
+/// Throws:  argument_error if block is 0.
+struct sign {
+  std::size_t block = 4096;        ///< Elements that share a scale, above 0.
+  std::size_t dense_below = 1024;  ///< Tensors with fewer elements travel as they are.
+
+  static constexpr bool biased = true;  ///< Magnitudes are lost.
+
+  /// Throws argument_error if block is 0.
+  void check() const {
+    if (block == 0) throw argument_error("heddle::sign: block is 0, allowed is 1 or more");
+  }
+  /// Bytes of a tensor of n elements.
+  std::size_t wire_bytes(std::size_t n, const encode_context&) const {
+    check();
+    return n / 8 + (n % 8 != 0) + 4 * (n / block + (n % block != 0));
+  }
+  /// Appends scales and bits.
+  template <class Allocator>
+  void encode(slice<const float> v, const encode_context& x, std::vector<std::byte, Allocator>& packet) const {
+    const std::size_t at = packet.size();
+    packet.resize(at + wire_bytes(v.count, x));
+    std::byte* scales = packet.data() + at;
+    std::byte* const bits = scales + 4 * (v.count / block + (v.count % block != 0));
+    for (std::size_t begin = 0; begin < v.count; begin += (std::min)(block, v.count - begin)) {
+      const std::size_t n = (std::min)(block, v.count - begin);
+      double sum = 0.0;
+      for (std::size_t i = begin; i < begin + n; ++i) sum += std::fabs(static_cast<double>(v[i]));
+      const auto scale = static_cast<float>(sum / static_cast<double>(n));
+      std::memcpy(scales, &scale, 4);
+      scales += 4;
+    }
+    for (std::size_t i = 0; i < v.count; i += 8) {
+      unsigned byte = 0;
+      const std::size_t n = (std::min)(v.count - i, std::size_t{8});
+      for (std::size_t k = 0; k < n; ++k) byte |= static_cast<unsigned>(v[i + k] < 0.0f) << k;
+      bits[i / 8] = static_cast<std::byte>(byte);
+    }
+  }
+  /// Adds them. Throws: argument_error if the payload has another size.
+  void decode_add(slice<const std::byte> payload, slice<float> sum) const {
+    if (payload.count != wire_bytes(sum.count, {})) {
+      throw argument_error("heddle::sign: damaged packet of " + std::to_string(payload.count) + " bytes for " +
+                           std::to_string(sum.count) + " elements");
+    }
+    const std::byte* const bits = payload.data + 4 * (sum.count / block + (sum.count % block != 0));
+    for (std::size_t begin = 0, b = 0; begin < sum.count; begin += (std::min)(block, sum.count - begin), ++b) {
+      float scale[2];
+      std::memcpy(scale, payload.data + 4 * b, 4);
+      scale[1] = -scale[0];
+      const std::size_t end = begin + (std::min)(block, sum.count - begin);
+      for (std::size_t i = begin; i < end; ++i) sum[i] += scale[static_cast<unsigned>(bits[i / 8]) >> i % 8 & 1u];
+    }
+  }
+  /// "sign".
+  std::string name() const { return "sign"; }
+};
+static_assert(codec<sign>);
+
+}  // namespace v0
+}  // namespace heddle

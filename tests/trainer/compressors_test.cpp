@@ -1,0 +1,164 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Every codec under the trainer: what runs the same way for all of them is chosen at run time, so that few trainers
+// are compiled.
+#include <heddle/compress/power_sgd.hpp>
+#include <heddle/compress/random_k.hpp>
+
+#include "any_codec.hpp"
+#include "support.hpp"
+
+#include <limits>
+#include <mutex>
+
+namespace {
+hd::threads::options with(int ranks) { return {.ranks = ranks, .deadline = std::chrono::seconds(20)}; }
+
+// Parameters of every rank; before step `bad_at` one more, with a NaN on the last rank.
+template <class Plan>
+std::vector<std::vector<float>> run(const Plan& plan, int ranks, std::size_t steps, std::size_t bad_at = 1000) {
+  std::vector<std::vector<float>> out(static_cast<std::size_t>(ranks));
+  hd::threads::run(with(ranks), [&](auto& comm) {
+    quadratic m;
+    hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{}};
+    for (std::size_t s = 0; s < steps; ++s) {
+      if (s == bad_at) {
+        m.g.assign(m.g.size(), 1.0f);
+        if (comm.rank() == ranks - 1) m.g[500] = std::numeric_limits<float>::quiet_NaN();
+        for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) dp.ready(i);
+        RANK_CHECK(dp.step({.lr = 0.05f}).skipped);
+      }
+      RANK_CHECK_FALSE(train_step(dp, m, first_sample(s, comm.rank(), ranks, 2), 2, 0.05f).skipped);
+    }
+    out[static_cast<std::size_t>(comm.rank())] = m.w;
+  });
+  CHECK(all_equal(out));
+  return out;
+}
+
+// Saves on some ranks and goes on on others: there the same is held in all.
+template <class Plan> std::vector<float> run_and_resume(const Plan& plan, int ranks, int later) {
+  scratch_directory dir;
+  std::vector<double> before(quadratic::count, 0.0), after = before;
+  std::vector<float> w;
+  std::mutex lock;
+  const auto add = [&](auto& dp, std::vector<double>& to) {
+    const std::lock_guard guard(lock);
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) {
+      for (const float e : dp.held(i, 0)) to[at++] += static_cast<double>(e);
+    }
+  };
+  hd::threads::run(with(ranks), [&](auto& comm) {
+    quadratic m;
+    hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{}};
+    for (std::size_t s = 0; s < 10; ++s) train_step(dp, m, first_sample(s, comm.rank(), ranks, 2), 2, 0.05f);
+    dp.save(dir.path());
+    add(dp, before);
+  });
+  hd::threads::run(with(later), [&](auto& comm) {
+    quadratic m;
+    hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{}};
+    dp.load(dir.path());
+    add(dp, after);
+    for (std::size_t s = 10; s < 20; ++s) train_step(dp, m, first_sample(s, comm.rank(), later, 2), 2, 0.05f);
+    if (comm.rank() == 0) w = m.w;
+  });
+  double worst = 0.0, most = 0.0;
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    worst = (std::max)(worst, std::fabs(before[i] - after[i]));
+    most = (std::max)(most, std::fabs(before[i]));
+  }
+  CHECK(most > 0.0);
+  CHECK(worst <= 1e-6 * most);
+  return w;
+}
+
+template <class Plan> void behaves(const Plan& plan, double loss) {
+  for (const int ranks : {1, 2, 3, 4, 5, 7, 8}) {
+    const auto w = run(plan, ranks, 6);
+    if (ranks == 3) {
+      CHECK(w == run(plan, ranks, 6));
+      CHECK(w == run(plan, ranks, 6, 4));  // a skipped step leaves no trace
+    }
+  }
+  CHECK(quadratic::loss(run(plan, 4, 200)[0]) < loss);
+}
+template <class Plan> void resumes(const Plan& plan) {
+  CHECK(run_and_resume(plan, 3, 3) == run(plan, 3, 20)[0]);
+  run_and_resume(plan, 4, 2);
+  run_and_resume(plan, 2, 8);
+}
+}  // namespace
+
+TEST_CASE("codecs inside error_feedback train, agree bit for bit, skip without a trace and resume") {
+  for (int which = 0; which < any_codec::kinds; ++which) {
+    INFO("codec " << which);
+    const auto plan = hd::strategy{.compressor = hd::error_feedback{any_codec{which}}};
+    behaves(plan, 0.02);
+    resumes(plan);
+  }
+}
+
+TEST_CASE("random_k inside error_feedback does, and moves as many bytes as it says") {
+  const auto plan = hd::strategy{.compressor = hd::clip{.max_norm = 1e6f} | hd::error_feedback{hd::random_k{.density = 0.25, .dense_below = 10}}};
+  behaves(plan, 0.02);
+  resumes(plan);
+  hd::threads::run(with(4), [&](auto& comm) {
+    quadratic m;
+    hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{}};
+    const auto before = dp.report().bytes_sent;
+    for (std::size_t s = 0; s < 4; ++s) train_step(dp, m, first_sample(s, comm.rank(), 4, 2), 2, 0.05f);
+    std::vector<double> sent{static_cast<double>(dp.report().bytes_sent - before) / 4};
+    hd::all_reduce(comm, hd::direct{}, std::span<double>(sent), hd::sum{});
+    // A ring's 2 (P - 1) floats in all, for 250 + 9 picked, the flag, and 8 elements of small tensors.
+    RANK_CHECK(sent[0] == 4 * 2 * 3 * (250 + 9 + 1 + 8));
+  });
+}
+
+TEST_CASE("power_sgd does, with a tensor's own shape") {
+  const auto plan = hd::strategy{.topology = hd::native{}, .compressor = hd::power_sgd{.rank = 2, .worth = 1.0, .dense_below = 10}};
+  behaves(plan, 0.02);
+  resumes(plan);
+  hd::threads::run(with(2), [&](auto& comm) {
+    quadratic m;
+    auto tensors = m.tensors();
+    tensors[2].rows = 100;  // 100 x 10
+    hd::data_parallel dp{plan, comm, tensors, hd::sgd{}};
+    train_step(dp, m, first_sample(0, comm.rank(), 2, 2), 2, 0.05f);
+    RANK_CHECK(dp.report().elements_sent == 2 * (100 + 10) + 2 * (5 + 7) + 8);  // the 33 are 5 rows of 7, padded
+    tensors[2].rows = comm.rank() == 0 ? 100 : 50;
+    const auto make = [&] { hd::data_parallel other{plan, comm, tensors, hd::sgd{}}; };
+    RANK_CHECK_THROWS_AS(make(), hd::comm_error);
+  });
+}
+
+TEST_CASE("stochastic quantisation trains by itself, local steps too") {
+  CHECK(quadratic::loss(run(hd::strategy{.compressor = hd::quantize<8>{.block = 100, .dense_below = 10}}, 4, 200)[0]) < 0.02);
+  const auto local = hd::strategy{.compressor = hd::error_feedback{any_codec{1}}, .mode = hd::local_sgd{.period = 4}};
+  CHECK(quadratic::loss(run(local, 3, 200)[0]) < 0.02);
+}
+
+TEST_CASE("a rate told to begin scales what is held, and must be the step's") {
+  hd::self comm;
+  std::vector<float> w(2, 0.0f), g(2);
+  const std::size_t sizes[] = {2};
+  const auto plan = hd::strategy{.compressor = hd::error_feedback{any_codec{0, 0}}};
+  hd::data_parallel dp{plan, comm, hd::tensors(w.data(), g.data(), sizes), hd::sgd{}};
+  const auto step = [&](float lr) {
+    g = {1.0f, 8.0f};
+    dp.begin({.lr = lr});
+    dp.ready(0);
+    dp.step({.lr = lr});
+  };
+  step(1.0f);  // sends 8, holds 1
+  CHECK(w == std::vector<float>{0.0f, -8.0f});
+  step(0.0625f);  // holds 16 at this rate, and 1 more
+  CHECK(w == std::vector<float>{-17.0f * 0.0625f, -8.0f});
+  dp.begin({.lr = 0.5f});
+  dp.ready(0);
+  CHECK_THROWS_AS(dp.step({.lr = 0.25f}), hd::argument_error);
+  dp.step({.lr = 0.5f});
+  CHECK_THROWS_AS(dp.begin({.lr = -1.0f}), hd::argument_error);
+}
