@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Codecs and power_sgd rank by rank in one thread: what is sent and what is held add up, exact cases are exact.
+#include <heddle/compress/automatic_compressor.hpp>
 #include <heddle/compress/power_sgd.hpp>
 #include <heddle/compress/quantize.hpp>
 #include <heddle/compress/random_k.hpp>
@@ -173,9 +174,24 @@ double apart(const std::vector<float>& a, const std::vector<double>& b) {
 }
 }  // namespace
 
+// example-begin signs
+struct signs {  // one byte an element: only the sign
+  static constexpr bool biased = true;
+  void encode(hd::slice<const float> v, const hd::encode_context&, std::vector<std::byte>& packet) const {
+    for (const float x : v) packet.push_back(std::byte{x < 0});
+  }
+  void decode_add(hd::slice<const std::byte> payload, hd::slice<float> sum) const {
+    for (std::size_t i = 0; i < sum.count; ++i) sum[i] += payload[i] == std::byte{1} ? -1e-3f : 1e-3f;
+  }
+  std::string name() const { return "signs"; }
+};
+static_assert(hd::codec<signs> && hd::compressor<hd::error_feedback<signs>>);
+// example-end
+
 TEST_CASE("error feedback conserves with every codec, through skipped steps") {
   conserves(hd::error_feedback{hd::top_k{.density = 0.05}});
   conserves(hd::error_feedback{hd::sign{.block = 100}});
+  conserves(hd::error_feedback{signs{}});
   conserves(hd::error_feedback{hd::quantize<4, hd::rounding::nearest>{.block = 64}});
   conserves(hd::error_feedback{hd::quantize<8>{}});
   conserves(hd::error_feedback{hd::random_k{.density = 0.1}});
@@ -358,6 +374,40 @@ TEST_CASE("what is held counts as much more as the rate has fallen") {
   w.step(a);
   CHECK(w.sum == std::vector<float>{11.0f, 0.0f});
   CHECK(w.held[0] == std::vector<float>{0.0f, 8.0f});
+}
+
+TEST_CASE("automatic_compressor compresses where the closed form of the costs says so, and says why") {
+  const auto with = [](double bytes_per_second, hd::sharing shared = hd::sharing::rank) {
+    hd::links l;
+    l.intra = {{0.0, 1.0 / bytes_per_second}, shared};
+    l.gamma = 1.0 / 1e10;
+    return hd::automatic_compressor{.compressor = hd::error_feedback{hd::top_k{.density = 0.01}}, .costs = l, .traffic = 60.0};
+  };
+  const std::size_t n = 1000000;
+  const hd::encode_context four{.ranks = 4};
+  const auto slow = with(12.5e6), fast = with(1e12);
+  // Dense: 8 n 3/4 bytes, and 4 n 3/4 reduced; packets: 3 (16 + 8 n / 100) bytes, and 20 n reduced.
+  CHECK(slow.dense_seconds(n, four) == Approx(6.0 * n / 12.5e6 + 3.0 * n / 1e10));
+  CHECK(slow.compressed_seconds(n, four) == Approx(3.0 * (16 + 0.08 * n) / 12.5e6 + 20.0 * n / 1e10));
+  CHECK(slow.sends(n, four));
+  CHECK_FALSE(fast.sends(n, four));
+  CHECK_FALSE(slow.sends(100, four));   // below the codec's own limit
+  CHECK_FALSE(slow.sends(n, {.ranks = 1}));
+  CHECK_FALSE(with(12.5e6).sends(n, {.ranks = 1000}));  // packets of all ranks pass every link
+  CHECK(slow.why(n, four).find("compressed: ") == 0);
+  CHECK(fast.why(n, four).find("dense: ") == 0);
+  CHECK(slow.why(100, four).find("leaves tensors of 100 elements") != std::string::npos);
+  // Four ranks that share a port wait four times as long.
+  CHECK(with(12.5e6, hd::sharing::node).dense_seconds(n, four) == Approx(4 * 6.0 * n / 12.5e6 + 3.0 * n / 1e10));
+  auto bad = slow;
+  bad.traffic = -1.0;
+  CHECK_THROWS_AS(bad.check(), hd::argument_error);
+  bad = slow;
+  bad.costs.gamma = NAN;
+  CHECK_THROWS_AS(bad.check(), hd::argument_error);
+  bad = slow;
+  bad.compressor.codec.density = 0.0;
+  CHECK_THROWS_AS(bad.check(), hd::argument_error);
 }
 
 TEST_CASE("numbers outside their range and damaged packets are refused") {

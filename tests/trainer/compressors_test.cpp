@@ -3,6 +3,7 @@
 //
 // Every codec under the trainer: what runs the same way for all of them is chosen at run time, so that few trainers
 // are compiled.
+#include <heddle/compress/automatic_compressor.hpp>
 #include <heddle/compress/power_sgd.hpp>
 #include <heddle/compress/random_k.hpp>
 
@@ -138,6 +139,21 @@ TEST_CASE("stochastic quantisation trains by itself, local steps too") {
   CHECK(quadratic::loss(run(hd::strategy{.compressor = hd::quantize<8>{.block = 100, .dense_below = 10}}, 4, 200)[0]) < 0.02);
   const auto local = hd::strategy{.compressor = hd::error_feedback{any_codec{1}}, .mode = hd::local_sgd{.period = 4}};
   CHECK(quadratic::loss(run(local, 3, 200)[0]) < 0.02);
+}
+
+TEST_CASE("automatic_compressor is dense on fast links and compresses on slow ones") {
+  for (const bool slow : {false, true}) {
+    hd::threads::run(with(4), [&](auto& comm) {
+      quadratic m;
+      hd::links costs;
+      costs.intra.cost.beta = slow ? 1e-7 : 1e-12;
+      costs.gamma = 1e-10;
+      const auto plan = hd::strategy{.compressor = hd::automatic_compressor{.compressor = hd::error_feedback{hd::random_k{.density = 0.1, .dense_below = 10}}, .costs = costs}};
+      hd::data_parallel dp{plan, comm, m.tensors(), hd::adamw{}};
+      train_step(dp, m, first_sample(0, comm.rank(), 4, 2), 2, 0.05f);
+      RANK_CHECK(dp.report().elements_sent == (slow ? 100 + 4 + 8 : quadratic::count));
+    });
+  }
 }
 
 TEST_CASE("a rate told to begin scales what is held, and must be the step's") {

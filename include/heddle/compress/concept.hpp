@@ -212,10 +212,13 @@ template <class Codec>
 concept codec = has_biased<Codec> && (has_payload<Codec> || has_pick<Codec>);
 
 template <class Codec> struct error_feedback;
+template <class Compressor> struct automatic_compressor;
 
 namespace detail {
 template <class Compressor> inline constexpr bool is_error_feedback = false;
 template <class Codec> inline constexpr bool is_error_feedback<error_feedback<Codec>> = true;
+template <class Compressor> inline constexpr bool is_automatic = false;
+template <class Compressor> inline constexpr bool is_automatic<automatic_compressor<Compressor>> = true;
 template <class Compressor> inline constexpr bool needs_feedback = false;
 template <codec Compressor> inline constexpr bool needs_feedback<Compressor> = Compressor::biased;
 }  // namespace detail
@@ -223,7 +226,8 @@ template <codec Compressor> inline constexpr bool needs_feedback<Compressor> = C
 /// @brief Any compressor; see docs/compress.md for what each kind must provide.
 template <class Compressor>
 concept compressor = elementwise_compressor<Compressor> || packet_compressor<Compressor> ||
-                     reducing_compressor<Compressor> || codec<Compressor> || detail::is_error_feedback<Compressor>;
+                     reducing_compressor<Compressor> || codec<Compressor> || detail::is_error_feedback<Compressor> ||
+                     detail::is_automatic<Compressor>;
 
 /// @brief A gradient transform: scales the gradient by a number that it computes from it.
 template <class Transform>

@@ -13,10 +13,15 @@ inline namespace v0 {
 ///
 /// so that on each rank what was sent and what is held add up to its gradients. Biased codecs must be inside it; others
 /// may be, and random_k then sends elements as they are instead of n / k times as large.
-/// Where begin({.lr = x}) tells the rate of the step, what is held counts x_before / x times as much: it was to move
-/// the parameter at the rate before. Rates that are not told are taken to be equal. Wire:    the codec's. State:   4
-/// bytes per element (e). Traffic: beside the codec's, 12 bytes per element to make v, 12 to move e. Order:   ends a
-/// chain: clip{} | error_feedback{top_k{}}. Sync:    never. Paper:   Stich et al. 2018; Karimireddy et al. 2019.
+/// Where begin({.lr = x}) tells the rate of the step, what is held counts x_before / x times as much: it was to move the
+/// parameter at the rate before. Rates that are not told are taken to be equal.
+/// Wire:    the codec's.
+/// State:   4 bytes per element (e).
+/// Traffic: beside the codec's, 12 bytes per element to make v, 12 to make it again, and 8 for the sign of what is left;
+///          random_k needs the last not.
+/// Order:   ends a chain: clip{} | error_feedback{top_k{}}.
+/// Sync:    never.
+/// Paper:   Stich et al. 2018; Karimireddy et al. 2019.
 /// Throws:  what the codec throws.
 /// @tparam Codec What loses.
 template <class Codec> struct error_feedback {
@@ -32,6 +37,12 @@ template <class Codec> struct error_feedback {
   /// For example "error_feedback<top_k>".
   std::string name() const { return "error_feedback<" + codec.name() + ">"; }
 };
+
+namespace detail {
+template <class Codec> struct carried_as<error_feedback<Codec>> {
+  static carrier<Codec, true> make(const error_feedback<Codec>& c) { return carrier<Codec, true>(c.codec); }
+};
+}  // namespace detail
 
 }  // namespace v0
 }  // namespace heddle

@@ -70,7 +70,8 @@ constexpr double polynomial(std::size_t step, std::size_t steps, double peak, un
   return floor + (peak - floor) * left;
 }
 /// @brief `peak` up to step `steps`, then falling as 1 over the root of the step; with `warmup` of as many steps the
-/// transformer's schedule. Paper: Vaswani et al. 2017, section 5.3.
+/// transformer's schedule.
+/// Paper: Vaswani et al. 2017, section 5.3.
 constexpr double inverse_root(std::size_t step, std::size_t steps, double peak) noexcept {
   if (step < steps) return peak;
   return peak * detail::square_root(static_cast<double>(steps ? steps : 1) / static_cast<double>(step + 1));

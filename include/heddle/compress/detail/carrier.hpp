@@ -58,8 +58,7 @@ template <class Codec, bool Feedback> class carrier {
   {
     if constexpr (Feedback) {
       float* const e = state[0];
-      take(g, factor, state, x, e);
-      for (std::size_t i = 0; i < g.count; ++i) e[i] = -e[i];
+      take(g, factor, state, x, e, -1.0f);  // -v, to which decode_add() can add
       decode_add(packet, {e, g.count});
       for (std::size_t i = 0; i < g.count; ++i) e[i] = -e[i];
     }
@@ -117,12 +116,13 @@ template <class Codec, bool Feedback> class carrier {
   }
 
  private:
-  // v = g factor / ranks + e, also where v is e; whether all of it is finite.
-  static bool take(slice<const float> g, float factor, float* const* state, const encode_context& x, float* v) {
-    const float share = factor / static_cast<float>(x.ranks);
+  // v = g factor / ranks + e, or with sign -1 the opposite, also where v is e; whether all of it is finite.
+  static bool take(slice<const float> g, float factor, float* const* state, const encode_context& x, float* v,
+                   float sign = 1.0f) {
+    const float share = sign * factor / static_cast<float>(x.ranks);
     if constexpr (Feedback) {
       const float* const e = state[0];
-      const float held = x.held_scale;
+      const float held = sign * x.held_scale;
       for (std::size_t i = 0; i < g.count; ++i) v[i] = g[i] * share + e[i] * held;
     } else {
       convert_scaled(g.data, v, g.count, share);
@@ -141,14 +141,15 @@ template <class Codec, bool Feedback> class carrier {
 };
 
 // What data_parallel runs a compressor as.
-template <class Compressor> auto carried(const Compressor& c) {
-  if constexpr (is_error_feedback<Compressor>)
-    return carrier<std::remove_cvref_t<decltype(c.codec)>, true>(c.codec);
-  else if constexpr (codec<Compressor>)
-    return carrier<Compressor, false>(c);
-  else
-    return c;
-}
+template <class Compressor> struct carried_as {
+  static auto make(const Compressor& c) {
+    if constexpr (codec<Compressor>)
+      return carrier<Compressor, false>(c);
+    else
+      return c;
+  }
+};
+template <class Compressor> auto carried(const Compressor& c) { return carried_as<Compressor>::make(c); }
 
 }  // namespace detail
 }  // namespace v0
