@@ -10,13 +10,17 @@
 // and before each the bytes that it moves per element. The loop of the floor reads and writes as many streams of as
 // many bytes, in one pass over memory that does not fit into the cache. Of decoders of packets, whose work is by entry,
 // the floor adds the same values at the same places from plain arrays.
-#include <heddle/compress/cast.hpp>
-#include <heddle/compress/dgc.hpp>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <ctime>
+#include <heddle/compress/cast.hpp>
+#include <heddle/compress/dgc.hpp>
+#include <heddle/compress/power_sgd.hpp>
+#include <heddle/compress/quantize.hpp>
+#include <heddle/compress/random_k.hpp>
+#include <heddle/compress/sign.hpp>
+#include <heddle/compress/top_k.hpp>
 #include <string>
 #include <vector>
 
@@ -39,7 +43,8 @@ double now() {
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
-template <class Work> double seconds_of(Work&& work) {
+template <class Work>
+double seconds_of(Work&& work) {
   const double start = now();
   work();
   return now() - start;
@@ -84,7 +89,8 @@ class streams {
 
  private:
   // f(stream, floats of it for each piece)
-  template <class Function> static void each(double bytes, Function&& f) {
+  template <class Function>
+  static void each(double bytes, Function&& f) {
     for (std::size_t k = 0; bytes > 0; ++k, bytes -= 4) f(k, static_cast<std::size_t>(std::min(bytes, 4.0) * 256));
   }
   std::vector<std::vector<float>> read_ = std::vector<std::vector<float>>(4, std::vector<float>(elements, 1.0f));
@@ -117,7 +123,8 @@ void compare(const std::string& name, double bytes_per_element, double bytes, Wo
 }
 
 // A case: `work` goes once over `elements` elements and moves `t`. One line for each half of a compressor.
-template <class Work> void measure(const std::string& name, const traffic& t, Work&& work) {
+template <class Work>
+void measure(const std::string& name, const traffic& t, Work&& work) {
   static streams floor;
   compare(name, t.bytes(), t.bytes() * elements, work, [&] { floor.run(t); });
 }
@@ -186,12 +193,51 @@ void dgc(const std::string& name, const hd::dgc& c) {
   measure_packet_decode(name + ".decode", c, t.packet, t.g);
 }
 
-template <class Wire> void cast(const std::string& name) {
+template <class Wire>
+void cast(const std::string& name) {
   std::vector<float> g(elements, 0.3f);
   std::vector<Wire> wire(elements);
   const hd::cast<Wire> c;
   measure(name + ".encode", {.read = 4, .write = 2}, [&] { c.encode({g.data(), g.size()}, wire.data(), 0.5f); });
   measure(name + ".decode", {.read = 2, .write = 4}, [&] { c.decode(wire.data(), {g.data(), g.size()}); });
+}
+
+// A codec that sends `wire` bytes per element, with error feedback or without.
+template <class Compressor>
+void packets(const std::string& name, const Compressor& compressor, double wire) {
+  const auto c = hd::detail::carried(compressor);
+  training t(c.slots, 0);
+  const double held = 4.0 * c.slots;
+  measure(name + ".encode", {.read = 4 + held, .write = wire}, [&] {
+    t.packet.clear();
+    c.encode(t.gradient(), 1.0f, t.pointers.data(), t.context(), t.packet);
+  });
+  const hd::slice<const std::byte> packet{t.packet.data(), t.packet.size()};
+  if (c.slots) {
+    measure(name + ".commit", {.read = 4 + wire, .update = 4},
+            [&] { c.commit(t.gradient(), 1.0f, t.pointers.data(), t.context(), packet); });
+  }
+  std::vector<float> sum(elements);
+  if (wire > 0.1)
+    measure(name + ".decode", {.read = wire, .update = 4}, [&] { c.decode_add(packet, {sum.data(), elements}); });
+}
+
+// What travels as sums.
+template <class Compressor>
+void sums(const std::string& name, const Compressor& compressor) {
+  const auto c = hd::detail::carried(compressor);
+  training t(c.slots, c.extra(elements, {}));
+  std::vector<std::vector<float>> rounds;
+  std::vector<float*> pointers;
+  for (int r = 0; r < c.rounds; ++r)
+    pointers.push_back(rounds.emplace_back(c.sum_count(r, elements, t.context())).data());
+  std::vector<float> g(elements, 0.5f);
+  for (int r = 0; r < c.rounds; ++r) {
+    measure(name + ".encode" + (r ? "." + std::to_string(r + 1) : ""), {.read = 8},
+            [&] { c.send(r, t.gradient(), 1.0f, t.pointers.data(), t.context(), pointers.data()); });
+  }
+  measure(name + ".decode", {.update = 8},
+          [&] { c.commit({g.data(), elements}, 1.0f, t.pointers.data(), t.context(), pointers.data()); });
 }
 
 }  // namespace
@@ -206,6 +252,12 @@ int main(int count, char** arguments) {
   dgc("dgc", {});
   dgc("dgc.sampled", {.selection = hd::selection::sampled, .values = hd::sparse_values::f16});
   dgc("dgc.warmup", {.sparsity = 0.9375});
+  packets("top_k", hd::error_feedback{hd::top_k{.density = 0.001}}, 0.008);
+  packets("sign", hd::error_feedback{hd::sign{}}, 0.126);
+  packets("quantize<8>", hd::quantize<8>{}, 1.004);
+  packets("quantize<4>", hd::error_feedback{hd::quantize<4, hd::rounding::nearest>{}}, 0.504);
+  sums("random_k", hd::error_feedback{hd::random_k{.density = 0.01}});
+  sums("power_sgd", hd::power_sgd{});
   std::FILE* const file = std::fopen(arguments[1], "w");
   if (!file) {
     std::fprintf(stderr, "compress: cannot write %s\n", arguments[1]);

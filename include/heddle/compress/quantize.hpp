@@ -45,6 +45,25 @@ template <int Bits, rounding Rounding = rounding::stochastic> struct quantize {
     check();
     return 4 * blocks(n) + (Bits == 8 ? n : n / 2 + n % 2);
   }
+  /// Of a rank's random numbers.
+  HEDDLE_HD std::uint64_t seed_of(int rank) const {
+    return seed + 0x9e3779b97f4a7c15ull * static_cast<std::uint64_t>(rank + 1);
+  }
+  /// The number of a value, given 1 over the scale and a random word.
+  HEDDLE_HD static int whole_of(float v, double inverse, std::uint32_t word) {
+    // Added before rounding down, which a conversion of what is above 0 does.
+    const double up = Rounding == rounding::stochastic ? static_cast<double>(to_uniform(word)) : 0.5;
+    const int whole = static_cast<int>(static_cast<double>(v) * inverse + up + (levels + 1)) - (levels + 1);
+    return whole < -levels ? -levels : whole > levels ? levels : whole;
+  }
+  /// Element i of a payload, on the host or a device; `payload` is aligned to a float.
+  HEDDLE_HD float value(const std::byte* payload, std::size_t n, std::size_t i) const {
+    const std::size_t scales = n / block + (n % block != 0);
+    const auto* const in = reinterpret_cast<const unsigned char*>(payload + 4 * scales);
+    const int whole = Bits == 8 ? static_cast<int>(in[i] ^ 0x80u) - 0x80
+                                : static_cast<int>((in[i / 2] >> (i % 2 * 4) & 0xfu) ^ 8u) - 8;
+    return static_cast<float>(whole) * reinterpret_cast<const float*>(payload)[i / block];
+  }
   /// Appends scales and numbers.
   template <class Allocator>
   void encode(slice<const float> v, const encode_context& x, std::vector<std::byte, Allocator>& packet) const {
@@ -52,7 +71,7 @@ template <int Bits, rounding Rounding = rounding::stochastic> struct quantize {
     packet.resize(at + wire_bytes(v.count, x));
     std::byte* scales = packet.data() + at;
     std::byte* const out = scales + 4 * blocks(v.count);
-    const std::uint64_t mine = seed + 0x9e3779b97f4a7c15ull * static_cast<std::uint64_t>(x.rank + 1);
+    const std::uint64_t mine = seed_of(x.rank);
     const std::uint64_t stream = random_stream(x.tensor, static_cast<std::uint32_t>(x.step));
     philox4x32::block words{};
     for (std::size_t begin = 0, n = 0; begin < v.count; begin += n) {
@@ -65,15 +84,10 @@ template <int Bits, rounding Rounding = rounding::stochastic> struct quantize {
       // 1 / scale of a tiny scale is infinite: then the division is made in double.
       const double inverse = scale > 0.0f ? 1.0 / static_cast<double>(scale) : 0.0;
       for (std::size_t i = begin; i < begin + n; ++i) {
-        const double level = static_cast<double>(v[i]) * inverse;
-        int whole;
         if constexpr (Rounding == rounding::stochastic) {
           if (i % 4 == 0 || i == begin) words = philox(mine, stream, i / 4);
-          whole = static_cast<int>(std::floor(level + static_cast<double>(to_uniform(words.word[i % 4]))));
-        } else {
-          whole = static_cast<int>(std::nearbyint(level));
         }
-        whole = (std::max)(-levels, (std::min)(levels, whole));
+        const int whole = whole_of(v[i], inverse, words.word[i % 4]);
         if constexpr (Bits == 8) {
           out[i] = static_cast<std::byte>(whole & 0xff);
         } else if (i % 2 == 0) {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 
 namespace heddle {
 inline namespace v0 {
@@ -44,11 +45,11 @@ template <class Codec, bool Feedback> class carrier {
               std::vector<std::byte, Allocator>& packet) const
     requires has_payload<Codec>
   {
-    std::vector<float> v(g.count);
-    const bool finite = take(g, factor, state, x, v.data());
+    const auto v = std::make_unique_for_overwrite<float[]>(g.count);
+    const bool finite = take(g, factor, state, x, v.get());
     const std::size_t at = packet.size();
     packet.resize(at + head);
-    if (finite) codec_.encode({v.data(), v.size()}, x, packet);
+    if (finite) codec_.encode({v.get(), g.count}, x, packet);
     const std::uint64_t word = std::uint64_t{packet.size() - at} << 1 | (finite ? 0u : 1u);
     std::memcpy(packet.data() + at, &word, sizeof word);
   }
@@ -98,8 +99,8 @@ template <class Codec, bool Feedback> class carrier {
             float* const* sums) const
     requires has_pick<Codec>
   {
-    std::vector<float> v(g.count);
-    const bool finite = take(g, factor, state, x, v.data());
+    const auto v = std::make_unique_for_overwrite<float[]>(g.count);
+    const bool finite = take(g, factor, state, x, v.get());
     codec_.pick(g.count, x,
                 [&](std::size_t j, std::size_t i, float weight) { sums[0][j] = Feedback ? v[i] : v[i] * weight; });
     return finite;

@@ -1,0 +1,187 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/compress/quantize.hpp>
+#include <heddle/compress/sign.hpp>
+#include <heddle/core/cuda.cuh>
+#include <heddle/core/shared.cuh>
+
+namespace heddle {
+inline namespace v0 {
+
+namespace detail {
+/// @cond
+inline constexpr unsigned codec_threads = 128;
+
+// v = g share + held e, as the host's carrier makes it.
+struct fed_value {
+  const float *g, *e;
+  float share, held;
+  HEDDLE_HD float operator()(std::size_t i) const { return e ? g[i] * share + e[i] * held : g[i] * share; }
+};
+
+template <class Codec> struct codec_scale;  // reduces a block to its scale
+template <> struct codec_scale<sign> {
+  HEDDLE_HD static double join(double a, double b) { return a + b; }
+  HEDDLE_HD static float finish(double all, std::size_t n) { return static_cast<float>(all / static_cast<double>(n)); }
+};
+template <int Bits, rounding Rounding> struct codec_scale<quantize<Bits, Rounding>> {
+  HEDDLE_HD static double join(double a, double b) { return a > b ? a : b; }
+  HEDDLE_HD static float finish(double all, std::size_t) {
+    return static_cast<float>(all) / static_cast<float>(quantize<Bits, Rounding>::levels);
+  }
+};
+
+struct codec_numbers {  // of the random ones
+  std::uint64_t seed, stream;
+};
+
+// Eight elements from i on, which share bytes of the payload.
+HEDDLE_HD inline void write_eight(const sign&, const fed_value& v, std::size_t i, std::size_t end, float,
+                                  const codec_numbers&, unsigned char* out) {
+  unsigned byte = 0;
+  for (std::size_t k = 0; k < 8 && i + k < end; ++k) byte |= static_cast<unsigned>(v(i + k) < 0.0f) << k;
+  out[i / 8] = static_cast<unsigned char>(byte);
+}
+template <int Bits, rounding Rounding>
+HEDDLE_HD inline void write_eight(const quantize<Bits, Rounding>& c, const fed_value& v, std::size_t i, std::size_t end,
+                                  float scale, const codec_numbers& x, unsigned char* out) {
+  const double inverse = scale > 0.0f ? 1.0 / static_cast<double>(scale) : 0.0;
+  philox4x32::block words{};
+  for (std::size_t k = 0; k < 8 && i + k < end; ++k) {
+    if (Rounding == rounding::stochastic && k % 4 == 0) words = philox(x.seed, x.stream, (i + k) / 4);
+    const int whole = c.whole_of(v(i + k), inverse, words.word[k % 4]);
+    if (Bits == 8)
+      out[i + k] = static_cast<unsigned char>(whole & 0xff);
+    else if (k % 2 == 0)
+      out[(i + k) / 2] = static_cast<unsigned char>(whole & 0xf);
+    else
+      out[(i + k) / 2] = static_cast<unsigned char>(out[(i + k) / 2] | (whole & 0xf) << 4);
+  }
+}
+
+// One block of the codec after the other: its scale, then its elements, which are in cache by then.
+template <class Codec>
+__global__ void encode_blocks(Codec c, fed_value v, std::size_t n, codec_numbers x, std::byte* payload,
+                              unsigned* not_finite) {
+  HEDDLE_SHARED(double[codec_threads], part);
+  const std::size_t blocks = n / c.block + (n % c.block != 0);
+  auto* const scales = reinterpret_cast<float*>(payload);
+  auto* const out = reinterpret_cast<unsigned char*>(payload + 4 * blocks);
+  for (std::size_t b = blockIdx.x; b < blocks; b += gridDim.x) {
+    const std::size_t begin = b * c.block, end = begin + c.block < n ? begin + c.block : n;
+    double mine = 0.0;
+    for (std::size_t i = begin + threadIdx.x; i < end; i += codec_threads) {
+      const float value = v(i);
+      const float magnitude = value < 0.0f ? -value : value;
+      if (!(magnitude <= 0x1.fffffep127f)) atomicOr(not_finite, 1u);
+      mine = codec_scale<Codec>::join(mine, static_cast<double>(magnitude));
+    }
+    part[threadIdx.x] = mine;
+    __syncthreads();
+    for (unsigned half = codec_threads / 2; half; half /= 2) {
+      if (threadIdx.x < half) part[threadIdx.x] = codec_scale<Codec>::join(part[threadIdx.x], part[threadIdx.x + half]);
+      __syncthreads();
+    }
+    const float scale = codec_scale<Codec>::finish(part[0], end - begin);
+    if (threadIdx.x == 0) scales[b] = scale;
+    for (std::size_t i = begin + 8 * threadIdx.x; i < end; i += 8 * codec_threads)
+      write_eight(c, v, i, end, scale, x, out);
+    __syncthreads();  // part is written again
+  }
+}
+
+template <class Codec> struct add_payload {
+  Codec c;
+  const std::byte* payload;
+  std::size_t n;
+  float* sum;
+  HEDDLE_HD void operator()(std::size_t i) const { sum[i] += c.value(payload, n, i); }
+};
+template <class Codec> struct hold_rest {
+  Codec c;
+  fed_value v;
+  const std::byte* payload;
+  std::size_t n;
+  float* e;
+  HEDDLE_HD void operator()(std::size_t i) const { e[i] = v(i) - c.value(payload, n, i); }
+};
+/// @endcond
+}  // namespace detail
+
+/// @brief `sign` and `quantize` on a device, with error feedback or without, in the payloads of the host.
+///
+///     hd::codec_device device(hd::quantize<8>{});
+///     device.encode(g, 1.0f, e, n, context, payload, flag, queue);   // moves no state
+///     ...                                        // payloads travel; all ranks look at all flags
+///     device.hold(g, 1.0f, e, n, context, payload, queue);           // e = v - what was sent
+///     device.decode_add(payload, sum, n, queue);
+///
+/// Payloads of the host and the device are read by either. Sums of a block are added in another order than on the
+/// host, so its scale may differ in the last bit.
+/// Wire:    the codec's.
+/// State:   4 bytes per element (e), the caller's.
+/// Traffic: `encode` reads 8 bytes per element, 4 without e, and again from cache; `hold` reads 8 and the payload and
+///          writes 4; `decode_add` reads the payload and 4 and writes 4.
+/// Order:   as the codec.
+/// Sync:    everything only enqueues.
+/// Throws:  argument_error if the codec's block isn't a multiple of 8, or a pointer is null; cuda_error.
+/// @tparam Codec sign or quantize.
+template <class Codec> class codec_device {
+ public:
+  /// @param c The codec; its block is a multiple of 8.
+  explicit codec_device(const Codec& c) : codec_(c) {
+    c.check();
+    if (c.block % 8 != 0) {
+      throw argument_error("heddle::codec_device: block is " + std::to_string(c.block) +
+                           ", allowed is a multiple of 8");
+    }
+  }
+
+  /// @brief Writes the payload of g factor / ranks + held_scale e, e being null or a tensor.
+  /// @param g Gradient, n elements. @param factor Multiplies it. @param e What is held. @param n Elements.
+  /// @param x Step, tensor, rank and ranks. @param payload wire_bytes(n) bytes, aligned to a float.
+  /// @param not_finite Set to 1 where a value isn't finite; else left. @param q Where the work goes.
+  void encode(const float* g, float factor, const float* e, std::size_t n, const encode_context& x, std::byte* payload,
+              unsigned* not_finite, cuda::queue q) const {
+    for (const void* p :
+         {static_cast<const void*>(g), static_cast<const void*>(payload), static_cast<const void*>(not_finite)})
+      detail::check_pointer("codec_device::encode", p, n);
+    if (n == 0) return;
+    std::uint64_t seed = 0;
+    if constexpr (requires { codec_.seed_of(0); }) seed = codec_.seed_of(x.rank);
+    const detail::codec_numbers numbers{seed, random_stream(x.tensor, static_cast<std::uint32_t>(x.step))};
+    const std::size_t blocks = n / codec_.block + (n % codec_.block != 0);
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>((std::min)(blocks, std::size_t{65535})));
+    config.blockDim = dim3(detail::codec_threads);
+    config.stream = q.stream;
+    detail::check_cuda("codec_device::encode",
+                       cudaLaunchKernelEx(&config, detail::encode_blocks<Codec>, codec_, fed(g, factor, e, x), n,
+                                          numbers, payload, not_finite));
+  }
+  /// @brief e becomes what the payload lacks.
+  void hold(const float* g, float factor, float* e, std::size_t n, const encode_context& x, const std::byte* payload,
+            cuda::queue q) const {
+    for (const void* p : {static_cast<const void*>(g), static_cast<const void*>(payload), static_cast<const void*>(e)})
+      detail::check_pointer("codec_device::hold", p, n);
+    cuda::for_each(n, detail::hold_rest<Codec>{codec_, fed(g, factor, e, x), payload, n, e}, q);
+  }
+  /// @brief sum[i] += element i of the payload.
+  void decode_add(const std::byte* payload, float* sum, std::size_t n, cuda::queue q) const {
+    for (const void* p : {static_cast<const void*>(payload), static_cast<const void*>(sum)})
+      detail::check_pointer("codec_device::decode_add", p, n);
+    cuda::for_each(n, detail::add_payload<Codec>{codec_, payload, n, sum}, q);
+  }
+
+ private:
+  static detail::fed_value fed(const float* g, float factor, const float* e, const encode_context& x) noexcept {
+    return {g, e, factor / static_cast<float>(x.ranks), x.held_scale};
+  }
+
+  Codec codec_;
+};
+
+}  // namespace v0
+}  // namespace heddle
