@@ -64,39 +64,36 @@ template <int Bits, rounding Rounding = rounding::stochastic> struct quantize {
                                 : static_cast<int>((in[i / 2] >> (i % 2 * 4) & 0xfu) ^ 8u) - 8;
     return static_cast<float>(whole) * reinterpret_cast<const float*>(payload)[i / block];
   }
+  /// Writes the block of n values that begins at element `begin` of a tensor of `total`.
+  void encode_block(const float* v, std::size_t begin, std::size_t n, std::size_t total, const encode_context& x,
+                    std::byte* payload) const {
+    float most = 0.0f;
+    for (std::size_t i = 0; i < n; ++i) most = (std::max)(most, std::fabs(v[i]));
+    const float scale = most / static_cast<float>(levels);
+    std::memcpy(payload + 4 * (begin / block), &scale, 4);
+    std::byte* const out = payload + 4 * blocks(total);
+    const std::uint64_t mine = seed_of(x.rank), stream = random_stream(x.tensor, static_cast<std::uint32_t>(x.step));
+    // 1 / scale of a tiny scale is infinite in float.
+    const double inverse = scale > 0.0f ? 1.0 / static_cast<double>(scale) : 0.0;
+    philox4x32::block words{};
+    for (std::size_t i = begin; i < begin + n; ++i) {
+      if constexpr (Rounding == rounding::stochastic) {
+        if (i % 4 == 0 || i == begin) words = philox(mine, stream, i / 4);
+      }
+      const int whole = whole_of(v[i - begin], inverse, words.word[i % 4]);
+      if constexpr (Bits == 8) {
+        out[i] = static_cast<std::byte>(whole & 0xff);
+      } else if (i % 2 == 0) {
+        out[i / 2] = static_cast<std::byte>(whole & 0xf);
+      } else {
+        out[i / 2] |= static_cast<std::byte>((whole & 0xf) << 4);
+      }
+    }
+  }
   /// Appends scales and numbers.
   template <class Allocator>
   void encode(slice<const float> v, const encode_context& x, std::vector<std::byte, Allocator>& packet) const {
-    const std::size_t at = packet.size();
-    packet.resize(at + wire_bytes(v.count, x));
-    std::byte* scales = packet.data() + at;
-    std::byte* const out = scales + 4 * blocks(v.count);
-    const std::uint64_t mine = seed_of(x.rank);
-    const std::uint64_t stream = random_stream(x.tensor, static_cast<std::uint32_t>(x.step));
-    philox4x32::block words{};
-    for (std::size_t begin = 0, n = 0; begin < v.count; begin += n) {
-      n = (std::min)(block, v.count - begin);
-      float most = 0.0f;
-      for (std::size_t i = begin; i < begin + n; ++i) most = (std::max)(most, std::fabs(v[i]));
-      const float scale = most / static_cast<float>(levels);
-      std::memcpy(scales, &scale, 4);
-      scales += 4;
-      // 1 / scale of a tiny scale is infinite: then the division is made in double.
-      const double inverse = scale > 0.0f ? 1.0 / static_cast<double>(scale) : 0.0;
-      for (std::size_t i = begin; i < begin + n; ++i) {
-        if constexpr (Rounding == rounding::stochastic) {
-          if (i % 4 == 0 || i == begin) words = philox(mine, stream, i / 4);
-        }
-        const int whole = whole_of(v[i], inverse, words.word[i % 4]);
-        if constexpr (Bits == 8) {
-          out[i] = static_cast<std::byte>(whole & 0xff);
-        } else if (i % 2 == 0) {
-          out[i / 2] = static_cast<std::byte>(whole & 0xf);
-        } else {
-          out[i / 2] |= static_cast<std::byte>((whole & 0xf) << 4);
-        }
-      }
-    }
+    detail::encode_blocks(*this, v.count, x, packet, [&](std::size_t at, std::size_t) { return v.data + at; });
   }
   /// Adds them. Throws: argument_error if the payload has another size.
   void decode_add(slice<const std::byte> payload, slice<float> sum) const {

@@ -40,27 +40,27 @@ struct sign {
     const float scale = reinterpret_cast<const float*>(payload)[i / block];
     return (bits[i / 8] >> i % 8 & 1u) != 0 ? -scale : scale;
   }
+  /// Writes the block of n values that begins at element `begin` of a tensor of `total`.
+  void encode_block(const float* v, std::size_t begin, std::size_t n, std::size_t total, const encode_context&,
+                    std::byte* payload) const {
+    double sum[4] = {};  // chains that the processor runs at once
+    for (std::size_t i = 0; i < n; ++i) sum[i % 4] += std::fabs(static_cast<double>(v[i]));
+    const auto scale = static_cast<float>((sum[0] + sum[1] + (sum[2] + sum[3])) / static_cast<double>(n));
+    std::memcpy(payload + 4 * (begin / block), &scale, 4);
+    std::byte* const bits = payload + 4 * (total / block + (total % block != 0));
+    std::size_t i = 0;
+    for (; begin % 8 == 0 && i + 8 <= n; i += 8) {
+      unsigned byte = 0;
+      for (std::size_t k = 0; k < 8; ++k) byte |= static_cast<unsigned>(v[i + k] < 0.0f) << k;
+      bits[(begin + i) / 8] = static_cast<std::byte>(byte);
+    }
+    for (; i < n; ++i)  // a byte that blocks share was zero
+      bits[(begin + i) / 8] |= static_cast<std::byte>(static_cast<unsigned>(v[i] < 0.0f) << (begin + i) % 8);
+  }
   /// Appends scales and bits.
   template <class Allocator>
   void encode(slice<const float> v, const encode_context& x, std::vector<std::byte, Allocator>& packet) const {
-    const std::size_t at = packet.size();
-    packet.resize(at + wire_bytes(v.count, x));
-    std::byte* scales = packet.data() + at;
-    std::byte* const bits = scales + 4 * (v.count / block + (v.count % block != 0));
-    for (std::size_t begin = 0; begin < v.count; begin += (std::min)(block, v.count - begin)) {
-      const std::size_t n = (std::min)(block, v.count - begin);
-      double sum[4] = {};  // chains that the processor runs at once
-      for (std::size_t i = 0; i < n; ++i) sum[i % 4] += std::fabs(static_cast<double>(v[begin + i]));
-      const auto scale = static_cast<float>((sum[0] + sum[1] + (sum[2] + sum[3])) / static_cast<double>(n));
-      std::memcpy(scales, &scale, 4);
-      scales += 4;
-    }
-    for (std::size_t i = 0; i < v.count; i += 8) {
-      unsigned byte = 0;
-      const std::size_t n = (std::min)(v.count - i, std::size_t{8});
-      for (std::size_t k = 0; k < n; ++k) byte |= static_cast<unsigned>(v[i + k] < 0.0f) << k;
-      bits[i / 8] = static_cast<std::byte>(byte);
-    }
+    detail::encode_blocks(*this, v.count, x, packet, [&](std::size_t at, std::size_t) { return v.data + at; });
   }
   /// Adds them. Throws: argument_error if the payload has another size.
   void decode_add(slice<const std::byte> payload, slice<float> sum) const {

@@ -12,6 +12,22 @@ namespace heddle {
 inline namespace v0 {
 namespace detail {
 
+// Appends the payload of a codec that works block by block; values(begin, n) gives those of a block.
+template <class Codec, class Allocator, class Values>
+void encode_blocks(const Codec& c, std::size_t count, const encode_context& x,
+                   std::vector<std::byte, Allocator>& packet, Values&& values) {
+  const std::size_t at = packet.size();
+  packet.resize(at + c.wire_bytes(count, x));
+  for (std::size_t begin = 0, n = 0; begin < count; begin += n) {
+    n = (std::min)(c.block, count - begin);
+    c.encode_block(values(begin, n), begin, n, count, x, packet.data() + at);
+  }
+}
+template <class Codec>
+concept works_by_blocks = requires(const Codec& c, const float* v, const encode_context& x, std::byte* payload) {
+  c.encode_block(v, c.block, c.block, c.block, x, payload);
+};
+
 // A codec as a compressor that data_parallel can use: packets, or sums where it picks the same elements on all ranks;
 // with error feedback or without.
 template <class Codec, bool Feedback> class carrier {
@@ -45,11 +61,24 @@ template <class Codec, bool Feedback> class carrier {
               std::vector<std::byte, Allocator>& packet) const
     requires has_payload<Codec>
   {
-    const auto v = std::make_unique_for_overwrite<float[]>(g.count);
-    const bool finite = take(g, factor, state, x, v.get());
     const std::size_t at = packet.size();
     packet.resize(at + head);
-    if (finite) codec_.encode({v.get(), g.count}, x, packet);
+    bool finite = true;
+    if constexpr (works_by_blocks<Codec>) {  // v stays in cache
+      const auto v = std::make_unique_for_overwrite<float[]>((std::min)(codec_.block, g.count));
+      encode_blocks(codec_, g.count, x, packet, [&](std::size_t begin, std::size_t n) {
+        float* const e = Feedback ? state[0] + begin : nullptr;
+        const bool good = take(g.subslice(begin, n), factor, &e, x, v.get());
+        if (!good) std::fill_n(v.get(), n, 0.0f);
+        finite &= good;
+        return static_cast<const float*>(v.get());
+      });
+      if (!finite) packet.resize(at + head);
+    } else {
+      const auto v = std::make_unique_for_overwrite<float[]>(g.count);
+      finite = take(g, factor, state, x, v.get());
+      if (finite) codec_.encode({v.get(), g.count}, x, packet);
+    }
     const std::uint64_t word = std::uint64_t{packet.size() - at} << 1 | (finite ? 0u : 1u);
     std::memcpy(packet.data() + at, &word, sizeof word);
   }
@@ -99,10 +128,18 @@ template <class Codec, bool Feedback> class carrier {
             float* const* sums) const
     requires has_pick<Codec>
   {
-    const auto v = std::make_unique_for_overwrite<float[]>(g.count);
-    const bool finite = take(g, factor, state, x, v.get());
-    codec_.pick(g.count, x,
-                [&](std::size_t j, std::size_t i, float weight) { sums[0][j] = Feedback ? v[i] : v[i] * weight; });
+    bool finite = true;
+    float block[2048];
+    for (std::size_t begin = 0, n = 0; begin < g.count; begin += n) {
+      n = (std::min)(std::size(block), g.count - begin);
+      float* const e = Feedback ? state[0] + begin : nullptr;
+      finite &= take(g.subslice(begin, n), factor, &e, x, block);
+    }
+    codec_.pick(g.count, x, [&](std::size_t j, std::size_t i, float weight) {
+      float* const e = Feedback ? state[0] + i : nullptr;
+      take(g.subslice(i, 1), factor, &e, x, sums[0] + j);
+      if (!Feedback) sums[0][j] *= weight;
+    });
     return finite;
   }
   void commit(slice<float> g, float factor, float* const* state, const encode_context& x, float* const* sums) const

@@ -44,7 +44,7 @@ struct known_rate {
 
 // Throws argument_error for numbers of a step that can't be; `held`: a compressor holds gradients back; `told`: the
 // rate that begin() was told, or 0.
-inline void check_step(const step_options& o, bool held, float told) {
+inline void check_step(const step_options& o, bool held, float told = 0.0f) {
   check_not_negative("data_parallel::step", "lr", o.lr);
   check_not_negative("data_parallel::step", "max_norm", o.max_norm);
   check_not_negative("data_parallel::step", "max_value", o.max_value);
