@@ -114,6 +114,52 @@ TEST_CASE("a rank that leaves by an exception, or without join, wakes those that
   }
 }
 
+TEST_CASE("hogwild saved and loaded goes on: one rank bit for bit, others with the parameters and their counts") {
+  const auto plan = hd::strategy{.mode = hd::hogwild<>{}};
+  char name[] = "/tmp/heddle-hogwild-XXXXXX";
+  REQUIRE(::mkdtemp(name) != nullptr);
+  const std::string directory = name;
+  const auto run = [&](int ranks, std::size_t first, std::size_t last, bool load, bool save) {
+    std::vector<float> w;
+    hd::threads::run({.ranks = ranks, .deadline = std::chrono::seconds(60)}, [&](auto& comm) {
+      quadratic m;
+      hd::data_parallel dp{plan, comm, m.tensors(), hd::adamw{}};
+      if (load) {
+        dp.load(directory);
+        RANK_CHECK(dp.report().steps == first);
+        if (ranks == 1) RANK_CHECK(std::equal(dp.parameters()[2], dp.parameters()[2] + 1000, m.w.data() + 7));
+      }
+      for (std::size_t s = first; s < last; ++s) {
+        hd::vector_asm::read(dp.parameters()[0], m.w.data(), quadratic::count);
+        quadratic::gradient(m.w.data(), m.g.data(), 2 * s, 2);
+        for (std::size_t i = quadratic::sizes.size(); i-- > 0;) dp.ready(i);
+        dp.step({.lr = 0.01f});
+      }
+      if (save) dp.save(directory);
+      dp.join();
+      if (comm.rank() == 0) w = m.w;
+    });
+    return w;
+  };
+  const std::vector<float> whole = run(1, 0, 20, false, false);
+  run(1, 0, 10, false, true);
+  CHECK(run(1, 10, 20, true, false) == whole);
+  const std::vector<float> three = run(3, 10, 20, true, true);
+  CHECK(run(2, 20, 20, true, false) == three);
+  CHECK(run(5, 20, 20, true, false) == three);
+  REQUIRE(::truncate((directory + "/checkpoint-2.rank-1").c_str(), 100) == 0);
+  hd::threads::run({.ranks = 3, .deadline = std::chrono::seconds(60)}, [&](auto& comm) {
+    quadratic m;
+    hd::data_parallel dp{plan, comm, m.tensors(), hd::adamw{}};
+    RANK_CHECK_THROWS_AS(dp.load(directory), hd::file_error);
+    RANK_CHECK(m.w == quadratic{}.w);
+    dp.join();
+  });
+  for (const char* file : {"/manifest", "/checkpoint-2.rank-0", "/checkpoint-2.rank-1", "/checkpoint-2.rank-2"})
+    CHECK(std::remove((directory + file).c_str()) == 0);
+  CHECK(::rmdir(name) == 0);
+}
+
 TEST_CASE("hogwild refuses other tensors on a rank, wrong numbers and wrong order") {
   hd::threads::run({.ranks = 2, .deadline = std::chrono::seconds(60)}, [&](auto& comm) {
     quadratic m;

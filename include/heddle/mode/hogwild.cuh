@@ -27,8 +27,8 @@ struct add_by_reduction {
 
 /// @brief Hogwild on a device: blocks and streams add to parameters that all share, by the memory's own reductions.
 ///
-/// An `atomicAdd` whose answer isn't used becomes a `red` instruction: nothing comes back, and no addition is lost. Sums
-/// round in the order in which they happen, which differs between runs.
+/// No addition is lost. The answer of `atomicAdd` isn't used, so that the assembler may leave it out. Sums round in the
+/// order in which they happen, which differs between runs.
 ///
 /// Traffic: 8 bytes read, 4 written per element, the reduction in the second cache.
 /// Order:   any streams at once; kernels that read the parameters meanwhile see each float as somebody left it.

@@ -6,6 +6,8 @@
 #include <heddle/trainer/data_parallel.hpp>
 #include <heddle/trainer/detail/shared_parameters.hpp>
 
+#include <optional>
+
 namespace heddle {
 inline namespace v0 {
 
@@ -21,7 +23,7 @@ inline namespace v0 {
 ///     race::read(dp.parameters()[i], model.w.data(), n);   // then backward, ready, step as ever
 ///     dp.join();                                           // everybody's; model.tensors() then hold the result
 ///
-/// Sync:   step() never waits; join() and synchronize() wait for all ranks, however long these train.
+/// Sync:   step() never waits; join(), synchronize(), save() and load() wait for all ranks, however long these train.
 /// Throws: as `data_parallel`; comm_error from the constructor if a rank is another process, and from join() and
 ///         synchronize() if a rank has left.
 template <class Strategy, class Comm, class Optimizer>
@@ -55,7 +57,7 @@ class data_parallel<Strategy, Comm, Optimizer> {
         rule_(rule),
         missing_(missing),
         groups_(tensors_.size()),
-        rank_(comm.rank()) {
+        comm_(comm.duplicate()) {
     std::size_t total = 0, largest = 0;
     for (const tensor& t : tensors_) {
       offsets_.push_back(total);
@@ -66,8 +68,7 @@ class data_parallel<Strategy, Comm, Optimizer> {
     state_.emplace(plan.memory, slots * total);
     std::fill(state_->begin(), state_->end(), 0.0f);
     scratch_.emplace(plan.memory, 3 * piece_);
-    const std::string kind = detail::name_or(plan_.mode, "mode") + ", " + detail::name_or(rule_, "rule");
-    shared_ = block::share(comm, detail::fingerprint(tensors_, kind), plan.memory, total, [&](float* values) {
+    shared_ = block::share(comm_, detail::fingerprint(tensors_, signature()), plan.memory, total, [&](float* values) {
       for (std::size_t i = 0; i < tensors_.size(); ++i)
         std::copy_n(static_cast<const float*>(tensors_[i].parameter), tensors_[i].count, values + offsets_[i]);
     });
@@ -151,14 +152,58 @@ class data_parallel<Strategy, Comm, Optimizer> {
   /// Throws: argument_error if a step is open; comm_error if a rank has left.
   void synchronize() {
     require_closed("synchronize");
-    shared_->meet(rank_, "synchronize");
-    for (std::size_t i = 0; i < tensors_.size(); ++i)
-      race::read(parameters_[i], static_cast<float*>(tensors_[i].parameter), tensors_[i].count);
-    shared_->meet(rank_, "synchronize");  // nobody goes on before all have copied
+    shared_->meet(comm_.rank(), "synchronize");
+    for (std::size_t i = 0; i < tensors_.size(); ++i) race::read(parameters_[i], replica(i), tensors_[i].count);
+    shared_->meet(comm_.rank(), "synchronize");  // nobody goes on before all have copied
   }
 
   /// Says that this rank has no more batches, and waits until nobody has: as synchronize().
   void join() { synchronize(); }
+
+  /// @brief Writes parameters and every rank's state to a directory, after synchronize(). Collective.
+  /// Throws: file_error on every rank if any rank can't write; the older checkpoint stays.
+  void save(const std::string& directory) {
+    synchronize();
+    const detail::checkpoint files(directory);
+    const auto old = detail::tell_all(comm_, files.published_or_none())[0];
+    const detail::generation now{old.number + 1, static_cast<std::uint32_t>(comm_.size())};
+    detail::together all(comm_, "save");
+    const bool written = all.succeed([&] {
+      detail::counters c{};
+      c.steps = steps_;
+      c.skipped = skipped_;
+      files.write_rank(now, comm_.rank(), detail::pack(now, comm_.rank(), signature(), c, tensors_, visitor()));
+    });
+    if (!written) files.remove_rank(now, comm_.rank());
+    all.check();
+    all.succeed([&] {
+      if (comm_.rank() == 0) files.publish(now);
+    });
+    all.check();
+    if (comm_.rank() == 0) files.remove(old);
+  }
+
+  /// @brief Restores what save() wrote. Collective; also on another number of ranks, where rank r takes the optimizer
+  /// state of old rank r modulo their number. One rank goes on bit for bit.
+  /// Throws: file_error on every rank if any file is missing, damaged, or of another model or kind of strategy; nothing
+  /// has changed then.
+  void load(const std::string& directory) {
+    require_closed("load");
+    shared_->meet(comm_.rank(), "load");
+    std::vector<detail::saved> old;
+    detail::together all(comm_, "load");
+    all.succeed([&] {
+      old = detail::unpack_all(directory, comm_.rank(), comm_.size(), false, signature(), tensors_, visitor(),
+                               no_drift{}, nullptr);
+    });
+    all.check();
+    steps_ = old[0].counts.steps;
+    skipped_ = old[0].counts.skipped;
+    detail::restore(old[0], tensors_, visitor());
+    for (std::size_t i = 0; comm_.rank() == 0 && i < tensors_.size(); ++i)
+      race::write(parameters_[i], replica(i), tensors_[i].count);
+    shared_->meet(comm_.rank(), "load");
+  }
 
   /// What this rank has done.
   heddle::report report() const {
@@ -182,7 +227,26 @@ class data_parallel<Strategy, Comm, Optimizer> {
       throw argument_error(std::string("heddle::data_parallel::") + what + ": a step is open; call step() first");
   }
 
+  // Nothing that ranks would have to meet about.
+  struct no_drift {
+    std::vector<double> weights(const std::vector<detail::saved>& old) const { return std::vector<double>(old.size()); }
+    float settle(float agreed, double, std::size_t) const { return agreed; }
+  };
+
+  std::string signature() const {
+    return detail::name_or(plan_.mode, "mode") + ", " + detail::name_or(rule_, "rule") + " with " +
+           std::to_string(slots) + " slots";
+  }
+  auto visitor() {
+    return [this](std::size_t i, auto&& f) {
+      f(replica(i), detail::state_kind::parameter);
+      for (std::size_t k = 0; k < slots; ++k) f(state(k, i), detail::state_kind::rule);
+    };
+  }
+
+  float* replica(std::size_t i) const noexcept { return static_cast<float*>(tensors_[i].parameter); }
   float* gradient(std::size_t i) const noexcept { return static_cast<float*>(tensors_[i].gradient); }
+  float* state(std::size_t k, std::size_t i) noexcept { return state_->data() + k * shared_->count() + offsets_[i]; }
 
   // Adds what the rule would change of a copy; alone, writes the copy back, so that nothing rounds twice.
   void update(std::size_t i, std::size_t at, std::size_t n, const step_options& o, float factor) {
@@ -196,9 +260,9 @@ class data_parallel<Strategy, Comm, Optimizer> {
     }
     race::read(shared, now, n);
     std::copy_n(now, n, before);
-    float* state[slots + 1] = {};
-    for (std::size_t k = 0; k < slots; ++k) state[k] = state_->data() + k * shared_->count() + offsets_[i] + at;
-    rule_.update(now, g, state, n, {o.lr * groups_[i].lr_scale, steps_, groups_[i].decay_scale});
+    float* states[slots + 1] = {};
+    for (std::size_t k = 0; k < slots; ++k) states[k] = state(k, i) + at;
+    rule_.update(now, g, states, n, {o.lr * groups_[i].lr_scale, steps_, groups_[i].decay_scale});
     if (shared_->ranks() == 1) {
       race::write(shared, now, n);
     } else {
@@ -212,7 +276,7 @@ class data_parallel<Strategy, Comm, Optimizer> {
   Optimizer rule_;
   unused missing_;
   std::vector<group_options> groups_;
-  int rank_;
+  Comm comm_;
   std::vector<std::size_t> offsets_;  // of tensors in the shared copy and in the state
   std::size_t piece_ = 0;             // elements updated at once: few, so that scratch stays in cache
   std::optional<buffer<float, memory_type>> state_, scratch_;
