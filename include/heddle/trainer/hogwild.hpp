@@ -190,16 +190,18 @@ class data_parallel<Strategy, Comm, Optimizer> {
   void load(const std::string& directory) {
     require_closed("load");
     shared_->meet(comm_.rank(), "load");
-    std::vector<detail::saved> old;
+    detail::saved mine;
     detail::together all(comm_, "load");
     all.succeed([&] {
-      old = detail::unpack_all(directory, comm_.rank(), comm_.size(), false, signature(), tensors_, visitor(),
-                               no_drift{}, nullptr);
+      const detail::checkpoint files(directory);
+      const detail::generation g = files.published();
+      mine = detail::unpack(files, g, comm_.rank() % static_cast<int>(g.ranks), true, signature(), tensors_, visitor(),
+                            [](archive_reader&) {});
     });
     all.check();
-    steps_ = old[0].counts.steps;
-    skipped_ = old[0].counts.skipped;
-    detail::restore(old[0], tensors_, visitor());
+    steps_ = mine.counts.steps;
+    skipped_ = mine.counts.skipped;
+    detail::restore(mine, tensors_, visitor());
     for (std::size_t i = 0; comm_.rank() == 0 && i < tensors_.size(); ++i)
       race::write(parameters_[i], replica(i), tensors_[i].count);
     shared_->meet(comm_.rank(), "load");
@@ -226,12 +228,6 @@ class data_parallel<Strategy, Comm, Optimizer> {
     if (open_)
       throw argument_error(std::string("heddle::data_parallel::") + what + ": a step is open; call step() first");
   }
-
-  // Nothing that ranks would have to meet about.
-  struct no_drift {
-    std::vector<double> weights(const std::vector<detail::saved>& old) const { return std::vector<double>(old.size()); }
-    float settle(float agreed, double, std::size_t) const { return agreed; }
-  };
 
   std::string signature() const {
     return detail::name_or(plan_.mode, "mode") + ", " + detail::name_or(rule_, "rule") + " with " +
