@@ -68,6 +68,7 @@ class data_parallel<Strategy, Comm, Optimizer> {
     state_.emplace(plan.memory, slots * total);
     std::fill(state_->begin(), state_->end(), 0.0f);
     scratch_.emplace(plan.memory, 3 * piece_);
+    parameters_.reserve(tensors_.size());  // nothing may fail behind share(): the others would wait for this rank
     shared_ = block::share(comm_, detail::fingerprint(tensors_, signature()), plan.memory, total, [&](float* values) {
       for (std::size_t i = 0; i < tensors_.size(); ++i)
         std::copy_n(static_cast<const float*>(tensors_[i].parameter), tensors_[i].count, values + offsets_[i]);
