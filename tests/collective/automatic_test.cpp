@@ -50,18 +50,21 @@ template <class Comm> class charged {
   template <class Apply>
   void exchange(hd::header h, std::span<const hd::outgoing> out, std::span<const hd::incoming> in, Apply&& apply) {
     inner_.exchange(h, out, in, std::forward<Apply>(apply));
-    double round = 0.0;
+    double round = 0.0, first = 0.0;
     for (const hd::outgoing& m : out) {
       const hd::link_class& c = costs_.between(rank(), m.peer);
       const double s = c.cost.alpha + c.cost.beta * static_cast<double>(m.bytes);
       round = c.shared == hd::sharing::pair ? std::max(round, s) : round + s;
+      if (h.count != call_ && m.bytes > 4096) first = c.first;
     }
-    virtual_clock::seconds += round;
+    virtual_clock::seconds += round + first;
+    call_ = h.count;
   }
 
  private:
   Comm inner_;
   hd::links costs_;
+  std::uint64_t call_ = 0;
 };
 
 }  // namespace
@@ -82,6 +85,13 @@ TEST_CASE("prices are the formulas of the literature") {
     apart.intra.shared = hd::sharing::pair;  // all at once
     near(hd::price(hd::direct{}, p, bytes, apart), p == 1 ? 0 : 2 * (alpha + n / q * beta) + work * gamma);
   }
+  // The first message to each peer asks: one in a ring, log2 P of halving; if that is less than sending it twice.
+  hd::links asks = flat;
+  asks.intra.first = 2e-6;
+  const double large = 4.0 * 1'600'000, work = large * 7 / 8 * (2 * beta + gamma);
+  near(hd::price(hd::ring{}, 8, 6'400'000, asks), 14 * alpha + work + 2e-6);
+  near(hd::price(hd::halving_doubling{}, 8, 6'400'000, asks), 6 * alpha + work + 3 * 2e-6);
+  near(hd::price(hd::recursive_doubling{}, 2, 64, asks), alpha + 64 * (2 * beta + gamma));
   // Two nodes of four: rings inside, then 4 columns that share the port of their node.
   const double a1 = 1e-6, b1 = 1e-11, a2 = 2e-5, b2 = 1e-9, n = 4.0 * 8000;
   const hd::links two = cluster(a1, b1, a2, b2, 4);
@@ -152,7 +162,8 @@ TEST_CASE("the choice follows the links") {
 }
 
 TEST_CASE("links are a table that reads back as the same value") {
-  const hd::links l = cluster(1.0 / 3, 2e-11, 1e-5, 1.0 / 7e9, 8, hd::sharing::pair, 0.1);
+  hd::links l = cluster(1.0 / 3, 2e-11, 1e-5, 1.0 / 7e9, 8, hd::sharing::pair, 0.1);
+  l.inter.first = 2.0 / 3;
   CHECK(hd::links::parse(l.text()) == l);
   CHECK(hd::links::parse(hd::links{}.text()) == hd::links{});
   const std::string path = (std::filesystem::temp_directory_path() / "heddle_links_test.txt").string();
@@ -178,7 +189,7 @@ TEST_CASE("links are a table that reads back as the same value") {
 
 TEST_CASE("calibrate finds the costs of a cluster, and all ranks get the same") {
   for (const hd::sharing shared : {hd::sharing::pair, hd::sharing::rank}) {
-    const hd::link_class intra{{4e-6, 3e-10}, shared}, inter{{5e-5, 2e-9}, shared};
+    const hd::link_class intra{{4e-6, 3e-10}, shared, 3e-6}, inter{{5e-5, 2e-9}, shared, 4e-5};
     for (const int node : {0, 1, 3}) {
       std::vector<hd::links> found(7);
       hd::threads::run(7, [&](auto& inner) {
@@ -190,7 +201,8 @@ TEST_CASE("calibrate finds the costs of a cluster, and all ranks get the same") 
       for (const hd::links& l : found) CHECK(l == found[0]);
       const auto close = [](const hd::link_class& a, const hd::link_class& b) {
         return a.shared == b.shared && std::abs(a.cost.alpha - b.cost.alpha) <= 1e-2 * b.cost.alpha &&
-               std::abs(a.cost.beta - b.cost.beta) <= 1e-2 * b.cost.beta;
+               std::abs(a.cost.beta - b.cost.beta) <= 1e-2 * b.cost.beta &&
+               std::abs(a.first - b.first) <= 1e-2 * b.first;
       };
       CHECK(close(found[0].intra, node == 1 ? inter : intra));
       CHECK(close(found[0].inter, node == 0 ? intra : inter));

@@ -41,6 +41,11 @@ template <class Operation> class port_loads {
     });
     return most[0] + most[1];
   }
+  // What it takes longer if it is the first one from `from` to its peer.
+  double ask(std::size_t from, const Operation& o) const {
+    const link_class& c = links_->between(static_cast<int>(from), static_cast<int>(o.peer));
+    return c.ask(static_cast<double>(o.range.count) * element_bytes_);
+  }
 
  private:
   const link_class& of(std::size_t kind) const noexcept { return kind ? links_->inter : links_->intra; }
@@ -72,6 +77,7 @@ double price_of(const std::vector<Schedule>& all, std::size_t element_bytes, con
   const std::size_t size = all.size();
   port_loads<Operation> ports(l, size, element_bytes);
   std::vector<double> clock(size, 0.0), next(size);
+  std::vector<bool> met(size * size);  // there was a message from one to the other
   for (std::size_t k = 0; k < all[0].rounds(); ++k) {
     const auto each_message = [&](auto&& f) {
       for (std::size_t r = 0; r < size; ++r) {
@@ -83,11 +89,15 @@ double price_of(const std::vector<Schedule>& all, std::size_t element_bytes, con
     next = clock;
     each_message([&](std::size_t r, const Operation& o) { ports.add(r, o); });
     each_message([&](std::size_t r, const Operation& o) {
-      const double there = (std::max)(clock[r], clock[o.peer]) + ports.seconds(r, o);
+      const double asked = met[r * size + o.peer] ? 0.0 : ports.ask(r, o);
+      const double there = (std::max)(clock[r], clock[o.peer]) + asked + ports.seconds(r, o);
       next[r] = (std::max)(next[r], there);
       next[o.peer] = (std::max)(next[o.peer], there);
     });
-    each_message([&](std::size_t r, const Operation& o) { ports.remove(r, o); });
+    each_message([&](std::size_t r, const Operation& o) {
+      ports.remove(r, o);
+      met[r * size + o.peer] = true;
+    });
     for (std::size_t r = 0; r < size; ++r) {
       for (const Operation& o : all[r].round(k)) {
         if (o.act == action::reduce) next[r] += l.gamma * static_cast<double>(o.range.count * element_bytes);
@@ -103,8 +113,9 @@ double price_of(const std::vector<Schedule>& all, std::size_t element_bytes, con
 ///
 /// A round of a rank begins when its previous one has ended. A message is there when sender and receiver have begun
 /// the round and its ports have carried what they have to carry in it: alpha for each message that its sender sends or
-/// its receiver receives, then beta for each byte at the ports that share the bandwidth. Then gamma for each byte that
-/// is reduced. Ports send and receive at the same time; computation and messages of a round don't overlap.
+/// its receiver receives, then beta for each byte at the ports that share the bandwidth; the first one between two
+/// ranks comes later by what asking costs (`link_class::first`). Then gamma for each byte that is reduced. Ports send
+/// and receive at the same time; computation and messages of a round don't overlap.
 /// Cost:    O(operations of all ranks): some 10 ms for a ring of 256.
 /// @param t The topology. @param size Ranks, at least 1. @param bytes Of the buffer. @param l What links cost.
 /// @param element_bytes Bytes of an element, at least 1.

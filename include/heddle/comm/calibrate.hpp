@@ -17,35 +17,26 @@ namespace detail {
 // Measures with one communicator; every rank makes the same calls. The times are rank 0's.
 template <class Clock, class Comm, class Byte = std::byte> class stopwatch {
  public:
-  static constexpr std::size_t large = std::size_t{1} << 20;
+  static constexpr std::size_t large = std::size_t{1} << 20, asked = large / 8;
 
-  explicit stopwatch(Comm& comm) : comm_(comm), from_(2 * large), to_(2 * large) {
-    head_ = begin_call(comm, head_);
-  }
+  explicit stopwatch(Comm& comm) : comm_(comm), from_(2 * large), to_(2 * large) { head_ = begin_call(comm, head_); }
 
   // Median seconds of a round in which this rank exchanges `bytes` with each of the peers.
   double exchange(const std::vector<int>& peers, std::size_t bytes, int times) {
-    ++head_.count;  // both sides count alike
-    if (peers.empty()) return 0.0;
-    std::vector<outgoing> out;
-    std::vector<incoming> in;
-    for (std::size_t i = 0; i < peers.size(); ++i) {
-      out.push_back({peers[i], from_.data() + i * large, bytes, 1});
-      in.push_back({peers[i], to_.data() + i * large, bytes});
-    }
-    return median(times, [&](int i) {
-      header h = head_;
-      h.round = static_cast<std::uint8_t>(i);
-      comm_.exchange(h, std::span<const outgoing>(out.data(), out.size()),
-                     std::span<const incoming>(in.data(), in.size()), [](std::span<const arrival>) {});
-    });
+    return seconds(peers, bytes, times, false)[static_cast<std::size_t>(times) / 2];
+  }
+
+  // How much longer a round takes in which a call begins.
+  double ask(const std::vector<int>& peers) {
+    const std::vector<double> again = seconds(peers, asked, 31, false), first = seconds(peers, asked, 31, true);
+    return (std::max)(0.0, first.front() - again.front());  // of the fastest: the difference is small
   }
 
   // Median seconds of reducing `large` bytes into a buffer.
   double reduce() {
     const leaf l = leaf_of<float>(sum{});
     const operand both[] = {{from_.data(), 0}, {to_.data(), 0}};
-    return median(5, [&](int) { l.reduce(l.context, both, 2, to_.data(), large / l.bytes, 0, 1.0); });
+    return sorted(5, [&](int) { l.reduce(l.context, both, 2, to_.data(), large / l.bytes, 0, 1.0); })[2];
   }
 
   // Rank 0's value on every rank.
@@ -60,16 +51,49 @@ template <class Clock, class Comm, class Byte = std::byte> class stopwatch {
   }
 
  private:
-  template <class Function> static double median(int times, Function&& f) {
-    std::vector<double> seconds;
+  // Seconds of rounds, the shortest first. All are of one call, or each begins one.
+  std::vector<double> seconds(const std::vector<int>& peers, std::size_t bytes, int times, bool begins) {
+    meet();
+    header h = head_;
+    head_.count += static_cast<std::uint64_t>(begins ? times + 2 : 1);  // both sides count alike
+    if (peers.empty()) return std::vector<double>(static_cast<std::size_t>(times));
+    std::vector<outgoing> out;
+    std::vector<incoming> in;
+    for (std::size_t i = 0; i < peers.size(); ++i) {
+      out.push_back({peers[i], from_.data() + i * large, bytes, 1});
+      in.push_back({peers[i], to_.data() + i * large, bytes});
+    }
+    return sorted(times, [&](int i) {
+      h.count += begins || i == 0;
+      h.round = static_cast<std::uint8_t>(i);
+      comm_.exchange(h, std::span<const outgoing>(out.data(), out.size()),
+                     std::span<const incoming>(in.data(), in.size()), [](std::span<const arrival>) {});
+    });
+  }
+
+  // Waits for all ranks: what pairs measure at the same time shall begin at the same time.
+  void meet() {
+    header h = head_;
+    h.count = ++head_.count;
+    const int rank = comm_.rank(), size = comm_.size();
+    for (int reach = 1; reach < size; reach *= 2, ++h.round) {
+      const outgoing out{(rank + reach) % size, from_.data(), 1, 1};
+      const incoming in{(rank - reach + size) % size, to_.data(), 1};
+      comm_.exchange(h, std::span<const outgoing>(&out, 1), std::span<const incoming>(&in, 1),
+                     [](std::span<const arrival>) {});
+    }
+  }
+
+  template <class Function> static std::vector<double> sorted(int times, Function&& f) {
+    std::vector<double> all;
     for (int i = 0; i < times + 2; ++i) {
       const auto start = Clock::now();
       f(i);
       const double s = std::chrono::duration<double>(Clock::now() - start).count();
-      if (i > 1) seconds.push_back(s);  // the first two warm up
+      if (i > 1) all.push_back(s);  // the first two warm up
     }
-    std::nth_element(seconds.begin(), seconds.begin() + times / 2, seconds.end());
-    return seconds[static_cast<std::size_t>(times) / 2];
+    std::sort(all.begin(), all.end());
+    return all;
   }
 
   Comm& comm_;
@@ -81,7 +105,8 @@ template <class Clock, class Comm, class Byte = std::byte> class stopwatch {
 /// @brief Measures what messages and reductions cost on a communicator, in a second or so.
 ///
 /// Pairs of ranks exchange 8 bytes and 1 MiB, all pairs at the same time, one pair alone, and one rank with two others:
-/// that gives latency and bandwidth, and who shares the latter. Medians of rank 0, which every rank gets. Collective.
+/// that gives latency and bandwidth, and who shares the latter; and 128 KiB, at the beginning of a call and in it.
+/// Medians of rank 0, which every rank gets. Collective.
 /// @param comm Communicator. @param node Ranks of one machine, consecutive ones; 0: all are on one.
 /// @tparam Clock What measures; for example the clock of a simulator.
 /// Throws: argument_error if `node` is negative; comm_error.
@@ -99,6 +124,7 @@ template <class Clock = std::chrono::steady_clock, communicator Comm> links cali
     const auto only = [&](bool take_part, list peers) { return take_part ? std::move(peers) : list{}; };
     const list all = only(partner >= 0 && partner < size, {partner});
     c.cost.alpha = watch.exchange(all, 8, 31);
+    c.first = watch.ask(all);
     const double together = watch.exchange(all, watch.large, 7);
     const double alone = watch.exchange(only(rank == 0 || rank == first, {rank == 0 ? first : 0}), watch.large, 7);
     double twice = alone;

@@ -31,11 +31,16 @@ enum class sharing {
 struct link_class {
   link_cost cost{};                ///< Seconds per message and per byte.
   sharing shared = sharing::rank;  ///< Who divides the bandwidth.
+  /// Seconds that the first message of a call from one rank to another takes longer, if it is a long one: the receiver
+  /// is asked. What is short is sent at once, and pays no more than its own bytes once more.
+  double first = 0.0;
 
   /// Equality.
   constexpr bool operator==(const link_class& o) const {
-    return cost.alpha == o.cost.alpha && cost.beta == o.cost.beta && shared == o.shared;
+    return cost.alpha == o.cost.alpha && cost.beta == o.cost.beta && shared == o.shared && first == o.first;
   }
+  /// What the first message of a call pays for that.
+  constexpr double ask(double bytes) const noexcept { return (std::min)(first, cost.beta * bytes); }
 };
 
 /// @brief What communication and reduction cost on a cluster: a value that a model of it reads.
@@ -58,7 +63,8 @@ struct links {
 
   /// Throws argument_error if a cost is negative or not a number, or `node` is negative.
   void check() const {
-    for (const double x : {intra.cost.alpha, intra.cost.beta, inter.cost.alpha, inter.cost.beta, gamma}) {
+    for (const double x :
+         {intra.cost.alpha, intra.cost.beta, intra.first, inter.cost.alpha, inter.cost.beta, inter.first, gamma}) {
       if (!(x >= 0.0 && x < std::numeric_limits<double>::infinity())) {
         throw argument_error("heddle::links: a cost of " + std::to_string(x) + " s, allowed is 0 or above");
       }
@@ -66,10 +72,10 @@ struct links {
     if (node < 0) throw argument_error("heddle::links: node is " + std::to_string(node) + ", allowed is 0 or more");
   }
 
-  /// @brief The table as text: for each kind of link alpha, beta and who shares it; then gamma and node.
+  /// @brief The table as text: for each kind of link alpha, beta, who shares it, first; then gamma and node.
   /// Numbers read back as the same bits.
   std::string text() const {
-    std::string out = "heddle-links 1\n";
+    std::string out = "heddle-links 2\n";
     const auto number = [&out](auto x) {
       char digits[32];
       out.append(1, ' ').append(digits, std::to_chars(digits, digits + sizeof digits, x).ptr);
@@ -79,7 +85,9 @@ struct links {
       out += outside ? "inter" : "intra";
       number(c.cost.alpha);
       number(c.cost.beta);
-      out.append(1, ' ').append(names[static_cast<std::size_t>(c.shared)]) += '\n';
+      out.append(1, ' ').append(names[static_cast<std::size_t>(c.shared)]);
+      number(c.first);
+      out += '\n';
     }
     number((out += "gamma", gamma));
     number((out += "\nnode", node));
@@ -108,7 +116,7 @@ struct links {
     };
     links l;
     expect("heddle-links");
-    expect("1");
+    expect("2");
     for (const bool outside : {false, true}) {
       link_class& c = outside ? l.inter : l.intra;
       expect(outside ? "inter" : "intra");
@@ -119,6 +127,7 @@ struct links {
       while (k < 3 && who != names[k]) ++k;
       if (k == 3) refuse(who, "pair, rank or node");
       c.shared = static_cast<sharing>(k);
+      number(c.first);
     }
     expect("gamma");
     number(l.gamma);
