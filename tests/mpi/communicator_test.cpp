@@ -421,13 +421,15 @@ TEST_CASE("ranks know which of them share a machine") {
 TEST_CASE("time may be the engine's") {
   const int p = world_size();
   hd::mpi::options o = settings();
-  o.time = hd::mpi::time_source::engine;
-  on_ranks(p, o, [&](auto& comm) {
-    if (p > 1) CHECK(shift(comm, 50000) == filled<int>(50000, (comm.rank() + p - 1) % p));
-    std::vector<float> data(100, 1.0f);
-    hd::all_reduce(comm, hd::native{}, std::span<float>(data));
-    CHECK(data[99] == static_cast<float>(p));
-  });
+  for (const auto t : {hd::mpi::time_source::simulator, hd::mpi::time_source::engine}) {
+    o.time = t;
+    on_ranks(p, o, [&](auto& comm) {
+      if (p > 1) CHECK(shift(comm, 50000) == filled<int>(50000, (comm.rank() + p - 1) % p));
+      std::vector<float> data(100, 1.0f);
+      hd::all_reduce(comm, hd::native{}, std::span<float>(data));
+      CHECK(data[99] == static_cast<float>(p));
+    });
+  }
   if (p == 1) return;
   o.deadline = 200ms;
   const ended e = outcome(p, o, [&](auto& comm) {

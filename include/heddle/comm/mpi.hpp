@@ -11,7 +11,7 @@ namespace mpi {
 
 /// @brief A rank of an MPI communicator, which it borrows: it works on a duplicate.
 ///
-/// A message of up to 4,000 bytes travels behind its header. For longer ones the receiver first says, once per peer and
+/// A message of up to 32 KiB travels behind its header. For longer ones the receiver first says, once per peer and
 /// collective call, that it is in the call; then they go straight from the caller's memory to where they are wanted. A
 /// call ends when all that was begun has arrived. When it fails on one rank, all say how much they have begun; that
 /// still arrives, and other receives are withdrawn: nothing is read or written after the call has thrown. If a peer
@@ -21,7 +21,8 @@ namespace mpi {
 /// transfer is pending outside a call, and data_parallel calls from a thread of its own, or from the program's
 /// (`options::progress`).
 /// Wire:   the payload and 24 bytes per message; 24 bytes more per call from each receiver of long ones.
-/// State:  the received bytes of one round that are only lent to `apply`; 4 kB per message.
+/// State:  the received bytes of one round that are only lent to `apply`; addresses for 32 KiB per message, of which a
+/// short one touches a few.
 /// Sync:   every member but the getters blocks until its part is done; the constructor, as MPI_Comm_dup, without a
 /// deadline. The destructor of the last copy waits up to a second for the other ranks; if they don't come, or somebody
 /// has failed, the MPI communicator stays until MPI_Finalize.

@@ -207,7 +207,7 @@ class natives : public rounds {
     for (int done = 0;;) {
       {
         auto held = session_->enter();
-        session_->check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), call, heddle::name_of(h.kind));
+        session_->check(session_->test(&request, &done), call, heddle::name_of(h.kind));
       }
       if (done) return;
       const auto now = session_->now();

@@ -75,7 +75,7 @@ class rounds {
   std::shared_ptr<channel> channel_;
 
  private:
-  static constexpr std::size_t line_bytes = sizeof(line), carried = 4000, none = ~std::size_t{0};
+  static constexpr std::size_t line_bytes = sizeof(line), carried = 32768, none = ~std::size_t{0};
 
   // What a request is about: the message `index` of `in` for the first three, of `out` for the others. `peer` is its
   // other end.
@@ -123,7 +123,10 @@ class rounds {
       if (out[i].bytes <= limit()) continue;
       if (!std::exchange(channel_->in_call(out[i].peer).listening, true)) x.call = take(sizeof(label));
     }
-    if (memory_.size() < used) memory_.resize(used);
+    if (memory_.size() < used) {
+      memory_.clear();  // or it would be copied
+      memory_.resize(used);
+    }
     auto held = session_->enter();
     for (std::size_t i = 0; i < in.size(); ++i) post(h, i, in[i]);
     for (std::size_t i = 0; i < out.size(); ++i) post(h, i, out[i]);
@@ -200,13 +203,19 @@ class rounds {
 
   std::byte* head_of(std::size_t i) noexcept { return at(incoming_[i].head) + line_bytes - sizeof(label); }
 
-  // Looks at all requests once: how many have ended, described by ended_ and statuses_.
-  int test(int& rc) {
+  // Looks at all requests once: how many have ended, described by ended_ and statuses_. Or waits for one of them.
+  int test(int& rc, bool waits = false) {
     ended_.resize(requests_.size());
     statuses_.resize(requests_.size());
     int n = 0;
     auto held = session_->enter();
-    rc = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &n, ended_.data(), statuses_.data());
+    const int all = static_cast<int>(requests_.size());
+    if (waits) {
+      rc = MPI_Waitany(all, requests_.data(), ended_.data(), statuses_.data());
+      n = ended_[0] != MPI_UNDEFINED;
+    } else {
+      rc = MPI_Testsome(all, requests_.data(), &n, ended_.data(), statuses_.data());
+    }
     if (n == MPI_UNDEFINED) n = 0;
     for (int k = 0; k < n; ++k) {
       const role r = roles_[static_cast<std::size_t>(ended_[static_cast<std::size_t>(k)])];
@@ -227,7 +236,7 @@ class rounds {
     rest pause = session_->resting();
     while (!done()) {
       int rc = MPI_SUCCESS;
-      const int n = test(rc);
+      const int n = test(rc, session_->simulated());
       if (n == 0) session_->check(rc, "MPI_Testsome", heddle::name_of(h.kind));
       for (const bool head : {true, false}) {  // heads first: they say why a payload doesn't fit
         for (int k = 0; k < n; ++k) {

@@ -62,10 +62,13 @@ class thread_level_error : public error {
   thread_level given_, needed_;
 };
 
-/// @brief What deadlines and pauses are measured by.
+/// @brief What deadlines and pauses are measured by, and how a call waits.
 enum class time_source {
-  steady,  ///< The machine's steady clock. Who waits yields and sleeps.
-  engine   ///< MPI_Wtime, which a simulator of MPI drives: there only calls of MPI let time pass, so nobody sleeps.
+  steady,    ///< The machine's steady clock. Who waits looks again and again, yields and sleeps.
+  engine,    ///< MPI_Wtime. Who waits looks again and again, without pauses.
+  simulator  ///< MPI_Wtime of a simulator. Who waits does so inside MPI, since looks would cost time there. So there is
+             ///< no deadline, and ranks hear of a failure at their next call only: a simulator reports by itself that
+             ///< nobody can go on.
 };
 
 /// @brief Settings of a communicator.
@@ -103,7 +106,7 @@ class rest {
  public:
   explicit rest(const options& o) : options_(o) {}
   void operator()(clock::duration waited) {
-    if (options_.time == time_source::engine) return;
+    if (options_.time != time_source::steady) return;
     if (waited > options_.spin) std::this_thread::sleep_for(std::chrono::microseconds(50));
     else if (++looks_ % 8 == 0) std::this_thread::yield();
   }
@@ -218,6 +221,13 @@ class session {
   std::chrono::nanoseconds deadline() const noexcept { return options_.deadline; }
   rest resting() const { return rest(options_); }
   const options& settings() const noexcept { return options_; }
+  bool simulated() const noexcept { return options_.time == time_source::simulator; }
+  // Looks whether the request has ended, or waits for that.
+  int test(MPI_Request* r, int* done) const {
+    if (!simulated()) return MPI_Test(r, done, MPI_STATUS_IGNORE);
+    *done = 1;
+    return MPI_Wait(r, MPI_STATUS_IGNORE);
+  }
   clock::time_point now() const {
     if (options_.time == time_source::steady) return clock::now();
     return clock::time_point(std::chrono::duration_cast<clock::duration>(std::chrono::duration<double>(MPI_Wtime())));
@@ -241,12 +251,10 @@ class session {
     throw argument_error("heddle::mpi::communicator::duplicate: " + text);
   }
 
-  // Throws unless MPI allows this thread to call it.
+  // Throws unless MPI allows this thread to call it. (SMPI's MPI_Is_thread_main is true on rank 0 only.)
   void require_thread() const {
     if (level_ >= thread_level::serialized) return;
-    int here = 0;
-    MPI_Is_thread_main(&here);
-    if (!here) {
+    if (std::this_thread::get_id() != thread_) {
       throw thread_level_error(level_, thread_level::serialized,
                                "a call from another thread than the one that initialised MPI");
     }
@@ -340,7 +348,7 @@ class session {
         auto held = enter();
         const bool began = barrier != MPI_REQUEST_NULL;
         if (!began && MPI_Ibarrier(comm_, &barrier) != MPI_SUCCESS) return false;
-        if (MPI_Test(&barrier, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
+        if (test(&barrier, &done) != MPI_SUCCESS) return false;
       }
       if (done) return true;
       const auto time = now();
@@ -370,6 +378,7 @@ class session {
   options options_;
   std::vector<int> nodes_;
   thread_level level_ = thread_level::single;
+  std::thread::id thread_ = std::this_thread::get_id();
   std::string host_;
   int unwinding_;
   bool finalises_ = false;
@@ -428,8 +437,9 @@ struct label {
 };
 static_assert(sizeof(label) == 24);
 
-// A unit of memory for messages, so that what is inside them is aligned.
+// A unit of memory for messages, so that what is inside them is aligned. Not initialised.
 struct alignas(64) line {
+  line() noexcept {}  // defaulted, a vector would fill it with zeros
   std::byte bytes[64];
 };
 }  // namespace detail
