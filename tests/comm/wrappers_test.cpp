@@ -17,6 +17,7 @@
 
 #include <array>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <limits>
 #include <optional>
@@ -372,6 +373,22 @@ TEST_CASE("a trace holds every exchange, and is JSON") {
   }
   CHECK((open.empty() && !quoted));
   CHECK_THROWS_AS(times.write("/nowhere/at/all.json"), hd::file_error);
+}
+
+TEST_CASE("writes the trace that check_trace.py reads", "[.trace]") {
+  const char* const path = std::getenv("HEDDLE_TRACE");
+  REQUIRE(path);
+  hd::timeline times;
+  hd::threads::run(few(3), [&](auto& comm) {
+    hd::traced seen(comm, times);
+    auto second = seen.duplicate();
+    const auto start = hd::timeline::clock::now();
+    std::vector<float> data(30, 1.0f);
+    hd::all_reduce(seen, hd::ring{}, std::span<float>(data));  // 4 rounds
+    hd::all_reduce(second, hd::native{}, std::span<float>(data));
+    times.add("a \"step\"\\\n", "mine", comm.rank(), 0, start, hd::timeline::clock::now(), "\"loss\":1.5");
+  });
+  times.write(path);
 }
 
 TEST_CASE("the example of the wrappers") {
