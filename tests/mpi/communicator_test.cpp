@@ -442,6 +442,31 @@ TEST_CASE("time may be the engine's") {
   CHECK(has(e.text, "within 200 ms"));
 }
 
+TEST_CASE("a wait in which nothing moves is reported with operation and missing ranks") {
+  const int p = world_size();
+  if (p == 1) return;
+  std::vector<std::string> heard;
+  hd::mpi::options o = settings();
+  o.stall = 30ms;
+  o.stall_context = &heard;
+  o.on_stall = [](void* context, const std::string& text) {
+    static_cast<std::vector<std::string>*>(context)->push_back(text);
+  };
+  on_ranks(p, o, [&](auto& comm) {
+    const int next = (comm.rank() + 1) % p, before = (comm.rank() + p - 1) % p;
+    std::vector<float> sent(1, 1.0f), got(1);
+    const hd::outgoing out{next, sent.data(), 4, 1};
+    const hd::incoming in{before, got.data(), 4};
+    if (comm.rank() == p - 1) std::this_thread::sleep_for(300ms);
+    comm.exchange({.kind = hd::operation_kind::broadcast, .count = 7}, std::span(&out, 1), std::span(&in, 1),
+                  [](std::span<const hd::arrival>) {});
+  });
+  if (world_rank() != 0) return;
+  REQUIRE(heard.size() == 1);
+  CHECK(has(heard[0], "rank 0 has waited in broadcast(count 7,"));
+  CHECK(has(heard[0], "for more than 30 ms for rank " + std::to_string(p - 1)));
+}
+
 TEST_CASE("what isn't an intra-communicator is an argument error") {
   CHECK_THROWS_AS(hd::mpi::communicator(MPI_COMM_NULL, settings()), hd::argument_error);
   if (world_size() == 1) return;

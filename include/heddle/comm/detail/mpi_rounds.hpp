@@ -77,15 +77,6 @@ class rounds {
  private:
   static constexpr std::size_t line_bytes = sizeof(line), carried = 32768, none = ~std::size_t{0};
 
-  // What a request is about: the message `index` of `in` for the first three, of `out` for the others. `peer` is its
-  // other end.
-  struct role {
-    enum kind : std::uint8_t { head_in, payload_in, call_out, head_out, call_in, payload_out } what;
-    std::size_t index;
-    int peer;
-    bool arrives() const noexcept { return what <= payload_in; }
-    bool of_caller() const noexcept { return what == payload_in || what == payload_out; }
-  };
   // A message to receive or send. In the memory of the round are its head, the receiver's call, if it is the first long
   // one of a peer, and the bytes that `apply` shall only see.
   struct progress {
@@ -234,6 +225,8 @@ class rounds {
     if (done()) return;
     auto moved = session_->now();
     rest pause = session_->resting();
+    const options& o = session_->settings();
+    bool reported = o.stall.count() <= 0 || !o.on_stall;
     while (!done()) {
       int rc = MPI_SUCCESS;
       const int n = test(rc, session_->simulated());
@@ -258,6 +251,10 @@ class rounds {
       }
       const auto now = session_->now();
       if (session_->look(now)) throw_failure(h);
+      if (!reported && now - moved > o.stall) {
+        reported = true;
+        o.on_stall(o.stall_context, stalled(h, in));
+      }
       if (now - moved > session_->deadline()) late(h, in);
       pause(now - moved);
     }
@@ -308,24 +305,41 @@ class rounds {
     throw comm_error(heddle::name_of(h.kind), rank(), peer, text);
   }
 
+  // The ranks that this round waits for: those of which nothing has come, else those with whom something isn't through.
+  std::vector<int> missing(std::span<const incoming> in, bool& there) const {
+    std::vector<int> ranks;
+    const auto add = [&](auto&& which) {
+      for (std::size_t i = 0; i < requests_.size(); ++i) {
+        if (requests_[i] != MPI_REQUEST_NULL && which(roles_[i].what)) ranks.push_back(roles_[i].peer);
+      }
+    };
+    for (std::size_t i = 0; i < in.size(); ++i) {
+      if (!incoming_[i].known) ranks.push_back(in[i].peer);
+    }
+    if (ranks.empty()) add([](auto what) { return what == role::call_in; });
+    there = ranks.empty();
+    if (there) add([](auto what) { return what != role::call_out; });
+    std::sort(ranks.begin(), ranks.end());
+    ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+    return ranks;
+  }
+
+  std::string stalled(const header& h, std::span<const incoming> in) const {
+    std::string text = "rank " + std::to_string(rank()) + " has waited in " + describe(h) + " for more than " +
+                       milliseconds(session_->settings().stall) + " for ";
+    bool there = false;
+    const char* between = "rank ";
+    for (const int r : missing(in, there)) text += std::exchange(between, ", ") + std::to_string(r);
+    return there ? text + " to finish" : text;
+  }
+
   [[noreturn]] void late(const header& h, std::span<const incoming> in) {
-    int peer = -1;
-    bool there = true;
-    for (std::size_t i = 0; i < in.size() && there; ++i) {
-      if (peer < 0 && incoming_[i].missing) peer = in[i].peer;
-      if (incoming_[i].known) continue;
-      peer = in[i].peer;
-      there = false;
-    }
-    for (std::size_t i = 0; i < requests_.size() && peer < 0; ++i) {
-      if (requests_[i] == MPI_REQUEST_NULL || roles_[i].what == role::call_out) continue;
-      peer = roles_[i].peer;
-      there = roles_[i].what != role::call_in;
-    }
-    const std::string text =
-        "rank " + std::to_string(peer) + " did not " + (there ? "finish " : "reach ") + describe(h, 0) +
-        " of rank " + std::to_string(rank()) + " within " +
-        std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(session_->deadline()).count()) + " ms";
+    bool there = false;
+    const std::vector<int> ranks = missing(in, there);
+    const int peer = ranks.empty() ? -1 : ranks.front();
+    const std::string text = "rank " + std::to_string(peer) + " did not " + (there ? "finish " : "reach ") +
+                             describe(h, 0) + " of rank " + std::to_string(rank()) + " within " +
+                             milliseconds(session_->deadline());
     session_->fail(peer, text);
     throw comm_error(heddle::name_of(h.kind), rank(), peer, text);
   }
