@@ -2,7 +2,8 @@
 # SPDX-FileCopyrightText: The Heddle authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# bench/run.sh runs this: bench/allreduce.sh BINARY JSON. Builds the peers that can be had and measures in turn.
+# bench/run.sh runs this: bench/allreduce.sh BINARY JSON [ROUNDS]. Builds the peers that can be had and measures in turn;
+# or simulates clusters: bench/allreduce.sh BINARY JSON sim [CLUSTER...].
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 source "$root/tests/support/install.sh"
@@ -10,6 +11,15 @@ cd "$root"
 have python3 || install python3 "benchmark allreduce"
 peers=build/bench/peers
 mkdir -p "$peers"
+if [ "${3-}" = sim ]; then
+  if ! have smpicxx && ! (install libsimgrid-dev "simulating clusters"); then
+    echo "SKIP sim SimGrid can't be had here"
+    exit 0
+  fi
+  step "building allreduce_sim" smpicxx -O3 -DNDEBUG -std=c++20 -Iinclude bench/peers/allreduce_sim.cpp \
+    -o "$peers/allreduce_sim"
+  exec python3 bench/allreduce_sim.py "$peers/allreduce_sim" "${2%.json}_sim.json" "${@:4}"
+fi
 if (need_mpi "comparing with Open MPI") && mpirun --version | grep -qE "Open MPI|OpenRTE"; then
   step "building allreduce_openmpi" mpicxx -O3 -DNDEBUG -std=c++17 bench/peers/allreduce_openmpi.cpp -o "$peers/allreduce_openmpi"
   # Ours over MPI, and MPI_Allreduce, in one job.
