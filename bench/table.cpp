@@ -19,6 +19,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <map>
 #include <memory>
 #include <string>
@@ -137,37 +138,48 @@ load make_load() {
   return l;
 }
 
-template <class Function> double seconds(int threads, Function f) {
+// Seconds by the wall's clock and by the processors', which other programs at work beside this one don't lengthen.
+struct spent {
+  double wall, processor;
+};
+
+double processor_now() {
+  timespec t{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+template <class Function> spent seconds(int threads, Function f) {
   const auto start = std::chrono::steady_clock::now();
+  const double before = processor_now();
   std::vector<std::thread> all;
   for (int t = 1; t < threads; ++t) all.emplace_back(f, t);
   f(0);
   for (auto& t : all) t.join();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return {std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), processor_now() - before};
 }
 
 struct rates {
-  double push, pull;  // million rows a second
+  spent push, pull;
 };
 
 template <class Table> rates measure(const load& l, int threads) {
   auto table = std::make_unique<Table>();
   rates r;
-  const double rows = static_cast<double>(l.keys.size()) * 1e-6;
-  r.push = rows / seconds(threads, [&](int t) {
-             for (std::size_t b = static_cast<std::size_t>(t); b < batches; b += static_cast<std::size_t>(threads)) {
-               const key_type* const k = l.keys.data() + b * batch;
-               if constexpr (requires { table->push(k, nullptr, 0, 0u, 0u); })
-                 table->push(k, l.gradients.data(), batch, static_cast<std::uint32_t>(t), b + 1);
-               else
-                 table->push(k, l.gradients.data(), batch);
-             }
-           });
-  r.pull = rows / seconds(threads, [&](int t) {
-             std::vector<float> out(batch * dim);
-             for (std::size_t b = static_cast<std::size_t>(t); b < batches; b += static_cast<std::size_t>(threads))
-               table->pull(l.keys.data() + b * batch, out.data(), batch);
-           });
+  r.push = seconds(threads, [&](int t) {
+    for (std::size_t b = static_cast<std::size_t>(t); b < batches; b += static_cast<std::size_t>(threads)) {
+      const key_type* const k = l.keys.data() + b * batch;
+      if constexpr (requires { table->push(k, nullptr, 0, 0u, 0u); })
+        table->push(k, l.gradients.data(), batch, static_cast<std::uint32_t>(t), b + 1);
+      else
+        table->push(k, l.gradients.data(), batch);
+    }
+  });
+  r.pull = seconds(threads, [&](int t) {
+    std::vector<float> out(batch * dim);
+    for (std::size_t b = static_cast<std::size_t>(t); b < batches; b += static_cast<std::size_t>(threads))
+      table->pull(l.keys.data() + b * batch, out.data(), batch);
+  });
   return r;
 }
 
@@ -240,8 +252,24 @@ void bounded(std::size_t draws) {
               limit / static_cast<double>(most));
 }
 
+// The median of pairs: by the wall, and as the case .processor by processor time.
+void compare(const char* what, int threads, const std::string& end, const std::vector<rates>& mine,
+             const std::vector<rates>& theirs, spent rates::* of, double rows) {
+  for (double spent::* clock : {&spent::wall, &spent::processor}) {
+    std::vector<double> a, b, ratio;
+    for (std::size_t k = 0; k < mine.size(); ++k) {
+      a.push_back(rows / (mine[k].*of.*clock));
+      b.push_back(rows / (theirs[k].*of.*clock));
+      ratio.push_back(a.back() / b.back());
+    }
+    std::printf("RATIO %s.%d.%s%s %.2f %.2f Mrows/s %.3f\n", what, threads, end.c_str(),
+                clock == &spent::wall ? "" : ".processor", median(a), median(b), median(ratio));
+  }
+}
+
 void speeds(int repetitions) {
   const load l = make_load();
+  const double rows = static_cast<double>(l.keys.size()) * 1e-6;
   for (const int threads : {1, 2}) {
     std::map<std::string, std::vector<rates>> all;
     for (int k = 0; k < repetitions; ++k) {
@@ -252,17 +280,9 @@ void speeds(int repetitions) {
     }
     for (const char* mine : {"ours", "bare"}) {
       for (const char* peer : {"libcuckoo", "tbb"}) {
-        std::vector<double> a, b, ratio, c, d, ratio2;
-        for (int k = 0; k < repetitions; ++k) {
-          const rates &x = all[mine][static_cast<std::size_t>(k)], &y = all[peer][static_cast<std::size_t>(k)];
-          a.push_back(x.push), b.push_back(y.push), ratio.push_back(x.push / y.push);
-          c.push_back(x.pull), d.push_back(y.pull), ratio2.push_back(x.pull / y.pull);
-        }
-        const char* const suffix = mine[0] == 'b' ? ".bare" : "";
-        std::printf("RATIO push.%d.%s%s %.2f %.2f Mrows/s %.3f\n", threads, peer, suffix, median(a), median(b),
-                    median(ratio));
-        std::printf("RATIO pull.%d.%s%s %.2f %.2f Mrows/s %.3f\n", threads, peer, suffix, median(c), median(d),
-                    median(ratio2));
+        const std::string end = std::string(peer) + (mine[0] == 'b' ? ".bare" : "");
+        compare("push", threads, end, all[mine], all[peer], &rates::push, rows);
+        compare("pull", threads, end, all[mine], all[peer], &rates::pull, rows);
       }
     }
     std::fflush(stdout);
