@@ -87,7 +87,7 @@ struct note_missing {
   device_batch b;
   HEDDLE_HD void operator()(std::size_t k, std::size_t u) const { b.missing[k] = static_cast<std::uint32_t>(u); }
 };
-// Makes the record of the k-th missing key. Its number depends on the batch alone; only its slot depends on who is first.
+// Makes the record of the k-th missing key. Its number depends on the batch alone; its slot on who is first.
 template <class Rows, class Layout, class Rule, class Initial> struct make_record {
   Rows t;
   device_batch b;
@@ -250,10 +250,10 @@ struct device_table_counts {
   std::uint64_t rejected = 0;  ///< Gradients that weren't finite, and were left out.
 };
 
-/// @brief A sparse table in a backend's memory: the rows, rules and initial values of `sparse_table`, of fixed capacity.
+/// @brief A sparse table in a backend's memory: rows, rules and initial values of `sparse_table`, fixed capacity.
 ///
-/// A batch is sorted by mixed key; what is distinct is looked up, what is missing gets records in the order of the sorted
-/// keys, all at once, and a key's gradients are summed in the order of the batch. So two runs agree to the bit. Every
+/// A batch is sorted by mixed key; what is distinct is looked up, what is missing gets records in the order of the
+/// sorted keys, all at once, and a key's gradients are summed in the order of the batch. So two runs agree to the bit. Every
 /// value of Key can be used: whether a slot is taken is kept apart from the key.
 ///
 /// State:   a record as in `sparse_table` and 8 bytes, for each row of the capacity.

@@ -332,7 +332,7 @@ class sparse_table {
   /// @param paths Files of one table that together hold each shard of this one once; other shards are passed over.
   void load(std::span<const std::string> paths) { files::load(*this, paths); }
   void load(const std::string& path) { load(std::span(&path, 1)); }  ///< The same, of one file.
-  /// @brief Adds a delta to what was loaded, before training goes on. Deltas of each file must come in order, each once.
+  /// @brief Adds a delta to what was loaded, before training goes on. Deltas of a file must come in order, each once.
   /// Throws: file_error naming the delta that is due, or if its full file isn't what was loaded.
   void load_delta(const std::string& path) { files::load_delta(*this, path); }
   /// Saves a line per row: key, weights, each behind a tab, with digits enough to read the same floats.

@@ -62,7 +62,7 @@ template <class Settings> Settings settings_of_server(Settings s, int server, in
 /// on the way, and notes in each shard what was applied, so that a saved table carries it. A server that starts again
 /// loads what it has saved; workers see it fall behind and repeat what is not in it.
 ///
-/// Wire:   per row pulled 8 bytes and its weights; per row pushed 8 bytes, a gradient, 12 of sightings if there are any.
+/// Wire:   per row pulled 8 bytes and its weights; per row pushed 8 bytes, a gradient, 12 of sightings where there are.
 /// State:  besides the table, pushes that came early or wait for their step.
 /// Sync:   serve() and run() work on the caller's thread, one at a time; the table may be read meanwhile. A save stops
 ///         the service until it is written.

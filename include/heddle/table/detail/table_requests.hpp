@@ -19,8 +19,8 @@ namespace heddle {
 inline namespace v0 {
 namespace detail {
 
-// A worker's conversation with its servers: requests that are repeated until they are answered, and pushes that are kept
-// until a server has saved them. Members are called under mutex(), which waiting releases, but for start and stop.
+// A worker's conversation with its servers: requests that are repeated until they are answered, and pushes that are
+// kept until a server has saved them. Members are called under mutex(), which waiting releases, but for start and stop.
 template <class Messenger> class table_requests {
   using tag = table_tag;
   using clock = std::chrono::steady_clock;
