@@ -220,8 +220,8 @@ template <class Rule> void bytes(const char* name, std::size_t rows) {
   std::printf("RATIO bytes.%s.account %.4f 0.01 part %.3f\n", name, off, 0.01 / std::max(off, 1e-6));
 }
 
-// `draws` keys, Zipf-like over as many, into a table that is bounded: keys seen twice, by a Bloom filter, get a row, and
-// of the rows the least used go.
+// `draws` keys, Zipf-like over as many, into a table that is bounded: keys seen twice, by a Bloom filter, get a row,
+// and of the rows the least used go.
 void bounded(std::size_t draws) {
   using table_type = hd::sparse_table<key_type, hd::row<dim>, hd::rule::row_adagrad, hd::initial::uniform,
                                       hd::admit::counting_bloom, hd::evict::lfu>;

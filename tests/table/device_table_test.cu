@@ -137,6 +137,4 @@ TEST_CASE("a table on a device is the host's table") {
   compare<hd::host, hd::rule::adagrad>();
 }
 
-TEST_CASE("bags of rows are pooled, and their gradients pushed") {
-  bags<hd::cuda>();
-}
+TEST_CASE("bags of rows are pooled, and their gradients pushed") { bags<hd::cuda>(); }

@@ -253,8 +253,8 @@ struct device_table_counts {
 /// @brief A sparse table in a backend's memory: rows, rules and initial values of `sparse_table`, fixed capacity.
 ///
 /// A batch is sorted by mixed key; what is distinct is looked up, what is missing gets records in the order of the
-/// sorted keys, all at once, and a key's gradients are summed in the order of the batch. So two runs agree to the bit. Every
-/// value of Key can be used: whether a slot is taken is kept apart from the key.
+/// sorted keys, all at once, and a key's gradients are summed in the order of the batch. So two runs agree to the bit.
+/// Every value of Key can be used: whether a slot is taken is kept apart from the key.
 ///
 /// State:   a record as in `sparse_table` and 8 bytes, for each row of the capacity.
 /// Traffic: of a push per item: some 80 bytes of sorting, its gradient; per distinct key its record, read and written.
