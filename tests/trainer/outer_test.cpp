@@ -243,6 +243,25 @@ TEST_CASE("momentum and period of an outer step are in checkpoints, bit for bit"
                          .period = hd::period::adaptive{.initial = 4, .most = 8}});
 }
 
+TEST_CASE("slow_momentum meets by the rate of its steps, also after loading and after steps at rate 0") {
+  scratch_directory dir;
+  hd::threads::run(2, [&](auto& comm) {
+    const auto plan = hd::strategy{.mode = hd::slow_momentum{.period = 100, .momentum = 0.0f}};
+    one_number m;
+    {
+      hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{}};
+      for (int s = 0; s < 4; ++s) m.step(dp, 1.0f, 0.125f);
+      m.step(dp, 1.0f, 0.0f);
+      dp.save(dir.path());
+    }
+    m = one_number{};
+    hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{}};
+    dp.load(dir.path());
+    dp.synchronize();
+    RANK_CHECK(m.w == -0.5f);
+  });
+}
+
 TEST_CASE("geo_sgd on another number of ranks keeps the sum of all moves") {
   for (const int ranks : {2, 8}) {
     scratch_directory dir;
@@ -281,10 +300,10 @@ TEST_CASE("periods follow loss and cost by their formulas, and weights the loss"
   CHECK(a.meets(s, 17));
   a.met(s, {.clock = 18, .lr = 0.01, .loss = 36.0});  // sqrt(40) = 6.3, 7 * 4 = 28, at most 10
   CHECK(s.length == 10);
-  a.met(s, {.clock = 28, .lr = 0.1, .loss = 0.01});  // the root is at least rounded up to 1
-  CHECK(s.length == 4);
-  a.met(s, {.clock = 38, .lr = 0.1, .loss = 0.0});  // no loss: as it was
-  CHECK(s.length == 4);
+  a.met(s, {.clock = 28, .lr = 0.1, .loss = 2.0});  // 4 sqrt(2 / 9) = 1.9
+  CHECK(s.length == 2);
+  a.met(s, {.clock = 30, .lr = 0.1, .loss = 0.0});  // no loss: as it was
+  CHECK(s.length == 2);
   const hd::period::adaptive inside{.initial = 4, .inside_root = true};
   hd::period::adaptive::state t;
   inside.met(t, {.clock = 4, .lr = 1.0, .loss = 1.0});
@@ -306,6 +325,8 @@ TEST_CASE("periods follow loss and cost by their formulas, and weights the loss"
   CHECK(hd::weight::inverse_loss{.power = 2.0}.of(8.0, 2.0) == 2.0);
   CHECK(hd::weight::inverse_loss{}.of(8.0, 0.0) == 8.0);
   CHECK(hd::weight::inverse_loss{}.of(8.0, std::nan("")) == 8.0);
+  CHECK(hd::weight::inverse_loss{.power = 100.0}.of(8.0, 1e-9) == 8e12);  // better is never less
+  CHECK(hd::weight::inverse_loss{.power = 100.0}.of(8.0, 1e9) == 8e-12);
   CHECK(hd::weight::equal{}.of(0.0, 1.0) == 1.0);
 }
 

@@ -10,8 +10,8 @@ namespace period {
 
 /// @brief A period that follows the loss (AdaComm): long while much is to be learnt, short near the end.
 ///
-/// After a meeting the next period is k = ceil(sqrt((lr_0 loss) / (lr loss_0))) k_0, within [1, most]; with
-/// `inside_root` k = ceil(sqrt((lr_0 loss) / (lr loss_0) k_0)) as PaddlePaddle has it. loss_0 and lr_0 are those of the
+/// After a meeting the next period is k = ceil(k_0 sqrt((lr_0 loss) / (lr loss_0))), within [1, most]; with
+/// `inside_root` k = ceil(sqrt(k_0 (lr_0 loss) / (lr loss_0))) as PaddlePaddle has it. loss_0 and lr_0 are those of the
 /// first meeting after the warm-up that had a loss above 0; without a loss the period stays as it is.
 /// Paper: Wang, Joshi 2019.
 struct adaptive {
@@ -47,7 +47,7 @@ struct adaptive {
       s.lr = x.lr;
     }
     const double ratio = s.lr * x.loss / (x.lr * s.loss), k = static_cast<double>(initial);
-    s.length = within(inside_root ? std::ceil(std::sqrt(ratio * k)) : std::ceil(std::sqrt(ratio)) * k);
+    s.length = within(std::ceil(inside_root ? std::sqrt(ratio * k) : std::sqrt(ratio) * k));
   }
 
  private:

@@ -32,12 +32,14 @@ struct samples {
 
 /// All alike, whatever they saw.
 struct equal {
+  static constexpr bool same_for_all = true;  ///< Required by outer rules from which replicas restart apart.
+
   /// 1.
   double of(double, double) const noexcept { return 1.0; }
 };
 
-/// Samples, divided by a power of their mean loss: replicas that fit better count more. Without a loss above 0 samples
-/// alone.
+/// Samples, divided by a power of their mean loss, which counts as within [1e-12, 1e12]: replicas that fit better count
+/// more. Without a loss above 0 samples alone.
 struct inverse_loss {
   double power = 1.0;  ///< 0 or above; 0: samples alone.
 
@@ -49,8 +51,9 @@ struct inverse_loss {
   }
   /// @param n Samples since the last meeting. @param loss Mean of their losses.
   double of(double n, double loss) const noexcept {
-    const double w = loss > 0.0 && std::isfinite(loss) ? n / std::pow(loss, power) : n;
-    return std::isfinite(w) ? w : n;
+    if (!(loss > 0.0) || !std::isfinite(loss)) return n;
+    const double divisor = std::pow(loss, power);
+    return n / (divisor < 1e-12 ? 1e-12 : divisor > 1e12 ? 1e12 : divisor);
   }
 };
 
@@ -208,6 +211,11 @@ struct outer_step {
   Outer outer{};      ///< What is done with the mean difference.
   Weights weights{};  ///< Who counts how much in it.
   Period period{};    ///< When replicas meet.
+
+  static_assert(
+      !requires(const Outer& o, const meeting_facts& x) { o.restart(0.0f, 0.0f, 0.0f, x); } ||
+          requires { requires Weights::same_for_all; },
+      "heddle::outer_step: .outer lets replicas go on apart, so .weights must be weight::equal{}; see docs/mode.md");
 
   static constexpr average averages = average::parameters;  ///< Parameters, as differences.
   /// Whether the outer rule has a momentum.

@@ -79,7 +79,7 @@ class checkpoint {
 // Numbers of a rank that are not per tensor.
 struct counters {
   std::uint64_t steps, clock, skipped, meetings;
-  double drift_samples, drift_loss;  // since the last meeting
+  double drift_samples, drift_loss, drift_lr;  // since the last meeting
   std::uint64_t period[4];           // of the mode: the same on all ranks
   loss_scale_state scale;            // the same on all ranks
   std::uint32_t bad;                 // as announced

@@ -70,7 +70,7 @@ template <class Mode, class Memory> class drift {
 
   // Whether replicas meet at the end of the step that ends now.
   bool tick(float lr) {
-    lr_ = lr;
+    if (lr > 0.0f) lr_ = lr;  // steps at rate 0 move nothing: what replicas moved by is the last rate above 0
     const std::uint64_t step = clock_++;
     if constexpr (period_has_state)
       return family_.period.meets(period_, step);
@@ -117,6 +117,7 @@ template <class Mode, class Memory> class drift {
   counters save(counters c) const {
     c.drift_samples = samples_;
     c.drift_loss = loss_;
+    c.drift_lr = static_cast<double>(lr_);
     if constexpr (period_has_state) std::memcpy(c.period, &period_, sizeof period_);
     return c;
   }
@@ -124,6 +125,7 @@ template <class Mode, class Memory> class drift {
     clock_ = met_at_ = c.clock;
     samples_ = c.drift_samples;
     loss_ = c.drift_loss;
+    lr_ = static_cast<float>(c.drift_lr);
     if constexpr (period_has_state) std::memcpy(&period_, c.period, sizeof period_);
     meeting_seconds_ = 0.0f;
     since_ = std::chrono::steady_clock::now();
@@ -142,6 +144,8 @@ template <class Mode, class Memory> class drift {
     float unused = 0.0f;
     if constexpr (requires { family_.outer.flush(agreed, agreed, unused, x); })
       return family_.outer.flush(agreed, static_cast<float>(mean), unused, x);
+    else if constexpr (!has_momentum)
+      return family_.outer.move(agreed, static_cast<float>(mean), unused, x);
     else
       return static_cast<float>(agreed - mean);
   }

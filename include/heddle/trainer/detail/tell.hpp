@@ -28,6 +28,7 @@ struct announcement {
   std::uint32_t bad = 0;         // local steps skipped for an infinity since the last exchange
   std::uint32_t unused = 0;      // no byte without a value
 };
+static_assert(sizeof(announcement) == 72, "docs/trainer.md states it");
 
 // What the others step with.
 inline step_options told_options(const std::vector<announcement>& told) {
