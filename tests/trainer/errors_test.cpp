@@ -47,6 +47,18 @@ TEST_CASE("wrong use of data_parallel is an argument_error that says what") {
   CHECK_THROWS_AS(hd::tensors(nullptr, m.g.data(), quadratic::sizes), hd::argument_error);
 }
 
+TEST_CASE("max_value limits each element of the gradient, and excludes max_norm") {
+  hd::self comm;
+  std::vector<float> w(3, 0.0f), g{3.0f, -5.0f, 0.25f};
+  const std::size_t sizes[] = {3};
+  hd::data_parallel dp{hd::strategy{}, comm, hd::tensors(w.data(), g.data(), sizes), hd::sgd{}};
+  dp.ready(0);
+  CHECK_THROWS_AS(dp.step({.lr = 0.5f, .max_norm = 1.0f, .max_value = 1.0f}), hd::argument_error);
+  CHECK_THROWS_AS(dp.step({.lr = 0.5f, .max_value = NAN}), hd::argument_error);
+  dp.step({.lr = 0.5f, .max_value = 1.0f});
+  CHECK(w == std::vector<float>{-0.5f, 0.5f, -0.125f});
+}
+
 TEST_CASE("a model without tensors trains") {
   hd::threads::run(four, [](auto& comm) {
     hd::data_parallel dp{hd::strategy{}, comm, std::vector<hd::tensor>{}, hd::sgd{}};

@@ -30,6 +30,8 @@ template <class Compressor> struct automatic_compressor {
   static_assert(packet_compressor<carrier> || reducing_compressor<carrier>,
                 "heddle::automatic_compressor: .compressor must send packets or sums, such as dgc{} or "
                 "error_feedback{top_k{}}; see docs/compress.md");
+  static_assert(!requires { requires Compressor::shards_packets; },
+                "heddle::automatic_compressor: .compressor must not be sharded{}; see docs/compress.md");
   static_assert(!detail::needs_feedback<Compressor>,
                 "heddle::automatic_compressor: .compressor is biased, so it must be inside error_feedback{}; see "
                 "docs/compress.md");
