@@ -5,12 +5,12 @@
 // driver: script
 //
 // Prints its lines itself:
-//   RATIO peak.<layers>.<policy> <measured> <simulated> bytes <simulated / measured>         equal, or exit code 3
-//   RATIO placed.<layers>.<policy> <one buffer> <simulated> bytes <simulated / buffer>       what fragmentation costs
-//   RATIO optimal.<layers>.at_<policy> <optimal> <policy> ms <policy / optimal>              step times within one
-//   budget RATIO batch.<layers>.<f>x <f> <f> times 1                                                it ran inside 1 GiB
-//   RATIO slowdown.<layers>.<f>x <slowdown> <bound> times <bound / slowdown>                 per token, against no
-//   policy
+//   RATIO peak.<layers>.<policy> <measured> <simulated> bytes <simulated / measured>     equal, or exit code 3
+//   RATIO placed.<layers>.<policy> <one buffer> <simulated> bytes <simulated / buffer>   what fragmentation costs
+//   RATIO optimal.<layers>.at_<policy> <optimal> <policy> ms <policy / optimal>          step times within one budget
+//   RATIO batch.<layers>.<f>x <buffer> <1 GiB> bytes <1 GiB / buffer>                    it ran inside 1 GiB
+//   RATIO slowdown.<layers>.<f>x <slowdown> <bound> times <bound / slowdown>             per token, against no policy
+//   RATIO offload.<none|serial> <overlapped> <that> ms <that / overlapped>               copies on a lane of their own
 // <layers> is `block` (one layer per transformer block) or `fine` (eight).
 #include <heddle/memory/limiting.hpp>
 #include <heddle/memory/planned.hpp>
@@ -25,6 +25,7 @@
 #include "../examples/gpt/data.hpp"
 #include "../examples/gpt/fine.hpp"
 #include "../examples/gpt/model.hpp"
+#include "support/offloaded.hpp"
 #include "support/results.hpp"
 
 #include <algorithm>
@@ -295,6 +296,14 @@ int main(int count, char** arguments) {
       chosen.push_back(r);
   }
   draw(arguments[2], chosen);
+
+  const bench::offload_times copies = bench::offloaded_steps(24, rounds);
+  const double alone = bench::median(copies.none), serial = bench::median(copies.serial),
+               beside = bench::median(copies.overlapped);
+  std::printf("copies of 24 layers over a link: %.3f of their time is hidden\n",
+              1 - (beside - alone) / (serial - alone));
+  found.ratio("offload.none", 1e3 * beside, 1e3 * alone, "ms");
+  found.ratio("offload.serial", 1e3 * beside, 1e3 * serial, "ms");
 
   // The largest batch without recomputation, then three and six times that with it, in the same 1 GiB.
   struct target {

@@ -199,6 +199,27 @@ TEST_CASE("planned: a plan that grows needs no room beside the old one", "[memor
   CHECK(memory.deviations() == 1);
 }
 
+TEST_CASE("planned: allocations in either order reserve the same", "[memory][planned]") {
+  std::vector<std::size_t> held;
+  for (const bool small_first : {true, false}) {
+    hd::tracking upstream{hd::host_resource{}};
+    hd::planned memory{upstream};
+    const auto half = [&](std::size_t count, std::size_t bytes) {
+      std::vector<void*> blocks;
+      for (std::size_t k = 0; k < count; ++k) blocks.push_back(memory.allocate_sync(bytes, 8));
+      for (void* p : blocks) memory.deallocate_sync(p, bytes, 8);
+    };
+    for (int step = 0; step < 3; ++step) {
+      memory.begin_step();
+      half(small_first ? 8 : 4, small_first ? 16 : 32);
+      half(small_first ? 4 : 8, small_first ? 32 : 16);
+    }
+    CHECK(memory.deviations() == 0);
+    held.push_back(upstream.bytes());
+  }
+  CHECK(held == std::vector<std::size_t>{128, 128});
+}
+
 TEST_CASE("planned: what comes early or late is noticed before a place is used twice", "[memory][planned]") {
   hd::planned memory{hd::host_resource{}};
   const auto take = [&] { return memory.allocate_sync(100, 8); };

@@ -78,13 +78,18 @@ memory_plan search_plan(std::span<const Lifetime> lifetimes, const search_limits
     return few ? (*placer)(order) : detail::place_greedily(items, order);
   };
   std::vector<std::uint32_t> best_order;
+  std::vector<std::size_t> best_offsets;
   for (const placement order : placements) {
     std::vector<std::uint32_t> sorted = items.sorted(order);
-    if (take(placed(sorted), items.lower_bound)) best_order = std::move(sorted);
+    std::vector<std::size_t> offsets = placed(sorted);
+    if (take(offsets, items.lower_bound)) {
+      best_order = std::move(sorted);
+      best_offsets = std::move(offsets);
+    }
     if (enough() || (limits.seconds > 0 && search::clock::now() > end)) return best;
   }
   if (search::clock::now() > end) return best;
-  detail::reorder_search<Lifetime> near(items, std::move(best_order), best.peak, limits.seed);
+  detail::reorder_search<Lifetime> near(items, std::move(best_order), std::move(best_offsets), best.peak, limits.seed);
   while (!near.tired()) {
     if (near.place(placed)) take(near.found(), items.lower_bound);
     if (enough() || search::clock::now() > end) return best;

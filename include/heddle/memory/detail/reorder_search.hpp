@@ -22,9 +22,17 @@ template <class Lifetime> class reorder_search {
  public:
   using index = typename plan_items<Lifetime>::index;
 
-  // From an order with its peak.
-  reorder_search(const plan_items<Lifetime>& items, std::vector<index> order, std::size_t peak, std::uint64_t seed)
-      : items_(items), order_(order), best_order_(std::move(order)), peak_(peak), seed_(seed) {}
+  // From an order with the offsets that it gives, and its peak.
+  reorder_search(const plan_items<Lifetime>& items, std::vector<index> order, std::vector<std::size_t> offsets,
+                 std::size_t peak, std::uint64_t seed)
+      : items_(items),
+        order_(order),
+        best_order_(std::move(order)),
+        found_(std::move(offsets)),
+        peak_(peak),
+        seed_(seed) {
+    reorder();
+  }
 
   // One placement, by placed(order); whether its peak is the lowest so far.
   template <class Place> bool place(Place&& placed) {
@@ -59,7 +67,8 @@ template <class Lifetime> class reorder_search {
     for (std::size_t k = 0; k < order_.size(); ++k) {
       const index i = order_[k];
       double place = static_cast<double>(k);
-      if (found_[i] + items_.list[i].bytes > high) place -= n * (0.05 + 0.2 * random_uniform(seed_, round_, i));
+      const double steps = round_ == 1 ? 1.0 : 0.05 + 0.5 * random_uniform(seed_, round_, i);
+      if (found_[i] + items_.list[i].bytes > high) place -= n * steps;  // the first time to the very front
       places[k] = {place, i};
     }
     std::sort(places.begin(), places.end());
