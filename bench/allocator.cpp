@@ -25,7 +25,6 @@
 #include <malloc.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -205,10 +204,9 @@ void measure(const trace& t) {
   for (int repeat = 0; repeat < 41; ++repeat) {
     for (contender& c : all) {
       const int times = std::max(1, static_cast<int>(100000 / pairs));
-      const auto start = std::chrono::steady_clock::now();
+      const double start = bench::processor_seconds();
       for (int k = 0; k < times; ++k) c.step();
-      const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - start;
-      c.nanoseconds.push_back(took.count() / pairs / times);
+      c.nanoseconds.push_back(1e9 * (bench::processor_seconds() - start) / pairs / times);
     }
   }
   std::printf("trace %s: %zu blocks, %zu bytes live at most\n", t.name.c_str(), t.blocks, t.lower_bound);

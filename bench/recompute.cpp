@@ -32,7 +32,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <ctime>
 #include <iterator>
 #include <string>
 #include <utility>
@@ -65,13 +64,6 @@ struct touched {
 };
 
 bench::results found;
-
-/// Of this thread: other programs on the machine don't count.
-double processor_seconds() {
-  timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
 
 /// The model with its layers in one of two cuts, and their measured times.
 class subject {
@@ -150,11 +142,11 @@ class run {
     for (std::size_t k = 0; k < steps; ++k) {
       places.begin_step();
       memory.clear_samples();
-      const double start = processor_seconds();
+      const double start = bench::processor_seconds();
       chain.forward(of_->input());
       const double one = 1;
       chain.backward(&one, nullptr);
-      times_.push_back(processor_seconds() - start);
+      times_.push_back(bench::processor_seconds() - start);
     }
     peak_ = memory.peak_bytes();
     samples_ = memory.samples();
