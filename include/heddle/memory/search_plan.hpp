@@ -69,13 +69,14 @@ memory_plan search_plan(std::span<const Lifetime> lifetimes, const search_limits
     return true;
   };
   const auto enough = [&] { return best.optimal() || best.peak <= limits.target; };
-  // The list of neighbours makes each greedy plan cheap, but takes memory in proportion to n^2.
-  const bool few = items.list.size() <= 4096;
+  // A list of neighbours makes greedy plans cheap where these are few, but may take memory in proportion to n^2.
+  const std::size_t n = items.list.size();
+  const bool few = n <= 4096;
   std::optional<detail::plan_neighbours<Lifetime>> neighbours;
   std::optional<detail::neighbour_placer<Lifetime>> placer;
-  if (few) placer.emplace(items, neighbours.emplace(items));
+  if (few && 64 * detail::overlaps(items) < n * n) placer.emplace(items, neighbours.emplace(items));
   const auto placed = [&](const std::vector<std::uint32_t>& order) {
-    return few ? (*placer)(order) : detail::place_greedily(items, order);
+    return placer ? (*placer)(order) : detail::place_greedily(items, order);
   };
   std::vector<std::uint32_t> best_order;
   std::vector<std::size_t> best_offsets;
@@ -96,6 +97,7 @@ memory_plan search_plan(std::span<const Lifetime> lifetimes, const search_limits
   }
   if (!few) return best;
 
+  if (!neighbours) neighbours.emplace(items);
   search deep(items, *neighbours, limits.seed);
   typename search::series below_goal, half_way;
   const auto stop = [&] { return enough() || deep.nodes() >= limits.nodes || search::clock::now() > end; };

@@ -15,6 +15,23 @@ namespace heddle {
 inline namespace v0 {
 namespace detail {
 
+// How many pairs of items are live together; of groups from their first to their last moment.
+template <class Lifetime> std::size_t overlaps(const plan_items<Lifetime>& items) {
+  std::vector<typename plan_items<Lifetime>::index> births, deaths;
+  for (const auto& x : items.list) {
+    births.push_back(x.first);
+    deaths.push_back(x.last);
+  }
+  std::sort(births.begin(), births.end());
+  std::sort(deaths.begin(), deaths.end());
+  std::size_t pairs = 0, dead = 0;
+  for (std::size_t born = 0; born < births.size(); ++born) {
+    while (dead < deaths.size() && deaths[dead] <= births[born]) ++dead;
+    pairs += born - dead;
+  }
+  return pairs;
+}
+
 // Which items are live together. Most steps have far fewer pairs than n^2 / 2.
 template <class Lifetime> class plan_neighbours {
  public:

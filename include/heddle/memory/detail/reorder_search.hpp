@@ -67,7 +67,7 @@ template <class Lifetime> class reorder_search {
     for (std::size_t k = 0; k < order_.size(); ++k) {
       const index i = order_[k];
       double place = static_cast<double>(k);
-      const double steps = round_ == 1 ? 1.0 : 0.05 + 0.5 * random_uniform(seed_, round_, i);
+      const double steps = round_ == 1 ? 1.0 : 0.05 + 0.2 * random_uniform(seed_, round_, i);
       if (found_[i] + items_.list[i].bytes > high) place -= n * steps;  // the first time to the very front
       places[k] = {place, i};
     }
