@@ -11,6 +11,7 @@
 #include <heddle/collective/hierarchical.hpp>
 #include <heddle/collective/mixed_radix.hpp>
 #include <heddle/comm/counting.hpp>
+#include <heddle/comm/fingerprint.hpp>
 #include <heddle/comm/nccl.hpp>
 #include <heddle/comm/staged.cuh>
 #include <heddle/comm/threads.hpp>
@@ -325,6 +326,86 @@ TEST_CASE("nccl: splits by host, whose names the settings may give") {
   CHECK(got[2] == std::vector<int>{1, 3, 0, 2, 21, 12, 4});
   CHECK(got[3] == std::vector<int>{1, 2, 1, 2, 10, 12, 4});
   CHECK(got[4] == std::vector<int>{2, 3, 0, 1, 21, 16, 4});
+}
+
+TEST_CASE("nccl: two levels of NCCL's own collectives, split by machine") {
+  struct layout {
+    std::string hosts;
+    bool levels;
+  };
+  for (const layout& x : {layout{"aabb", true}, {"abab", true}, {"aabbb", false}, {"abcd", false}, {"aaa", false}}) {
+    const auto ranks = static_cast<int>(x.hosts.size());
+    if (!enough_devices(ranks)) return;
+    CAPTURE(x.hosts);
+    std::vector<int> wrong(x.hosts.size());
+    hd::threads::run(ranks, [&](auto& host) {
+      const auto me = static_cast<std::size_t>(host.rank());
+      rank_device device(host.rank());
+      const hd::nccl::options o{.host = x.hosts.substr(me, 1)};
+      hd::nccl::two_level comm(hd::nccl::connect(host, device.stream(), o));
+      RANK_CHECK(comm.levels() == x.levels);
+      std::vector<std::vector<float>> in;
+      for (const std::size_t n : {0, 1, 2, 3, 17, 1025}) in.push_back(elements<float>(comm.rank(), n));
+      for (const auto& v : in) {
+        const auto sums = device.put(v), means = device.put(v), largest = device.put(v);
+        hd::all_reduce(comm, hd::native{}, sums, hd::sum{}, device.queue());
+        hd::all_reduce(comm, hd::native{}, means, hd::mean{}, device.queue());
+        hd::all_reduce(comm, hd::native{}, largest, hd::max{}, device.queue());
+        const auto same = [&](std::span<float> got, const std::vector<double>& want) {
+          const std::vector<float> have = device.get<float>(comm, got);
+          for (std::size_t i = 0; i < want.size(); ++i) wrong[me] += !(std::fabs(have[i] - want[i]) <= 1e-5);
+        };
+        same(sums, reference<float>(ranks, v.size(), hd::sum{}));
+        same(means, reference<float>(ranks, v.size(), hd::mean{}));
+        same(largest, reference<float>(ranks, v.size(), hd::max{}));
+      }
+      comm.synchronize();
+    });
+    CHECK(wrong == std::vector<int>(x.hosts.size()));
+  }
+}
+
+TEST_CASE("nccl: fingerprint names both sides where calls differ") {
+  if (!enough_devices(3)) return;
+  std::vector<std::string> said(3);
+  const auto differ = [&](auto&, hd::nccl::communicator& comm, rank_device& device) {
+    const std::vector<float> ones(10, 1.0f);
+    const auto s = device.put(ones);
+    hd::fingerprint checked(comm);
+    hd::all_reduce(checked, hd::ring{}, s, hd::sum{}, device.queue());
+    RANK_CHECK(device.get<float>(comm, s) == std::vector<float>(10, 3.0f));
+    try {
+      hd::all_reduce(checked, hd::ring{}, s.first(comm.rank() == 2 ? 9 : 10), hd::sum{}, device.queue());
+    } catch (const hd::comm_error& e) {
+      said[static_cast<std::size_t>(comm.rank())] = e.what();
+      throw;
+    }
+  };
+  CHECK_THROWS_AS(run(3, {}, differ), hd::comm_error);
+  for (const std::string& text : said) {
+    CAPTURE(text);
+    CHECK(text.find("rank 0 is in all_reduce(count 10,") != std::string::npos);
+    CHECK(text.find("rank 2 is in all_reduce(count 9,") != std::string::npos);
+  }
+}
+
+TEST_CASE("nccl: schedules reduce in whatever order the device works", "[seeds]") {
+  if (!enough_devices(3)) return;
+  std::vector<int> wrong(3);
+  run(3, {}, [&](auto&, hd::nccl::communicator& comm, rank_device& device) {
+    const std::vector<float> in = elements<float>(comm.rank(), 40);
+    const auto a = device.put(in), b = device.put(in), c = device.put(in);
+    hd::all_reduce(comm, hd::ring{}, a, hd::sum{}, device.queue());
+    hd::all_reduce(comm, hd::halving_doubling{}, b, hd::sum{}, device.queue());
+    hd::all_reduce(comm, hd::native{}, c, hd::sum{}, device.queue());
+    const auto want = reference<float>(3, in.size(), hd::sum{});
+    for (const auto s : {a, b, c}) {
+      const std::vector<float> have = device.get<float>(comm, s);
+      for (std::size_t i = 0; i < want.size(); ++i)
+        wrong[static_cast<std::size_t>(comm.rank())] += !(std::fabs(have[i] - want[i]) <= 1e-5);
+    }
+  });
+  CHECK(wrong == std::vector<int>(3));
 }
 
 TEST_CASE("nccl: a communicator of the user's, blocking, is worked on and left alone") {

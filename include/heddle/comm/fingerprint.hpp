@@ -15,7 +15,7 @@ inline namespace v0 {
 /// communicator carries them. Here every rank learns of every difference before the first message, also where ranks
 /// would wait for each other in vain.
 /// Wire:   16 (P - 1) bytes per rank and call more, in one round.
-/// Sync:   no rank begins a call before all have come to it.
+/// Sync:   no rank begins a call before all have come to it; over a stream it waits for the stream.
 /// Throws: comm_error on every rank, naming rank 0's call and that of the first rank which differs.
 /// @tparam Comm The communicator underneath, held by value.
 template <class Comm>
@@ -55,14 +55,16 @@ class fingerprint : public detail::wrapper<Comm> {
   void compare(const header& mine) {
     const auto ranks = static_cast<std::size_t>(this->size()), me = static_cast<std::size_t>(this->rank());
     calls_.assign(ranks, mine);
-    out_.clear();
-    in_.clear();
-    for (std::size_t step = 1; step < ranks; ++step) {
-      out_.push_back({static_cast<int>((me + step) % ranks), &calls_[me], sizeof(header), 1});
-      const std::size_t from = (me + ranks - step) % ranks;
-      in_.push_back({static_cast<int>(from), &calls_[from], sizeof(header)});
+    if constexpr (stream_ordered<Comm>) {  // headers travel through the device's memory
+      const std::size_t bytes = ranks * sizeof(header);
+      auto* const there = static_cast<header*>(inner_.scratch(bytes));
+      inner_.copy(there + me, &calls_[me], sizeof(header));
+      gather(there, ranks, me);
+      inner_.copy(calls_.data(), there, bytes);
+      inner_.synchronize();
+    } else {
+      gather(calls_.data(), ranks, me);
     }
-    inner_.exchange(header{.count = sizeof(header)}, out_, in_, [](std::span<const arrival>) {});
     for (std::size_t r = 1; r < ranks; ++r) {
       if (calls_[r].matches(calls_[0])) continue;
       const std::string text = "calls differ: rank 0 is in " + detail::describe(calls_[0]) + ", rank " +
@@ -70,6 +72,18 @@ class fingerprint : public detail::wrapper<Comm> {
       inner_.fail(text);
       throw comm_error(name_of(mine.kind), this->rank(), me == r ? 0 : static_cast<int>(r), text);
     }
+  }
+
+  // Every rank's header into its place.
+  void gather(header* calls, std::size_t ranks, std::size_t me) {
+    out_.clear();
+    in_.clear();
+    for (std::size_t step = 1; step < ranks; ++step) {
+      out_.push_back({static_cast<int>((me + step) % ranks), &calls[me], sizeof(header), 1});
+      const std::size_t from = (me + ranks - step) % ranks;
+      in_.push_back({static_cast<int>(from), &calls[from], sizeof(header)});
+    }
+    inner_.exchange(header{.count = sizeof(header)}, out_, in_, [](std::span<const arrival>) {});
   }
 
   std::vector<header> calls_;  // of every rank

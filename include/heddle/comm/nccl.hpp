@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <heddle/comm/detail/nccl_session.hpp>
+#include <heddle/comm/detail/wrapper.hpp>
 
 #include <optional>
 #include <utility>
@@ -84,6 +85,18 @@ class communicator {
     auto made = std::make_shared<detail::link>(l.shared, l.stream, l.rank, &l, make);
     if (!made->comm) return std::nullopt;
     return communicator(std::move(made));
+  }
+
+  /// @brief The machine of each rank, by `options::host`: 0, 1, 2 .. in the order of their lowest ranks. Collective;
+  /// synchronises.
+  std::vector<int> machines() {
+    const auto hosts = host_hashes();
+    std::vector<int> all;
+    for (std::size_t r = 0, seen = 0; r < hosts.size(); ++r) {
+      const auto before = static_cast<std::size_t>(std::find(hosts.begin(), hosts.end(), hosts[r]) - hosts.begin());
+      all.push_back(before < r ? all[before] : static_cast<int>(seen++));
+    }
+    return all;
   }
 
   /// @brief The ranks of one machine, by `options::host`. Collective; synchronises.
@@ -223,6 +236,71 @@ class communicator {
 };
 static_assert(heddle::communicator<communicator> && stream_ordered<communicator> &&
               has_native_all_reduce<communicator>);
+
+/// @brief An NCCL communicator whose all-reduce (`native{}`) has two levels: reduce-scatter inside a machine, all-reduce
+/// of the ranks that have the same place across machines, all-gather inside, each of them NCCL's own.
+///
+/// Machines are told apart by `options::host`. Where they have unequally many ranks, one each, or where there is one
+/// only, it is NCCL's flat all-reduce. Everything else is the communicator's.
+/// Wire:   2 n (X - 1) / X inside, 2 (n / X) (Y - 1) / Y across, on Y machines of X ranks.
+/// State:  two communicators of NCCL's more.
+/// Sync:   the constructor and `duplicate` block; the all-reduce enqueues.
+/// Error:  what NCCL promises on each level; a mean divides once, but of float16, where NCCL divides on both.
+class two_level : public heddle::detail::wrapper<communicator> {
+ public:
+  /// Splits `comm`. Collective.
+  explicit two_level(communicator comm) : wrapper(std::move(comm)) {
+    const std::vector<int> machine = inner_.machines();
+    const int machines = 1 + *std::max_element(machine.begin(), machine.end()), each = size() / machines;
+    bool even = machines > 1 && each > 1;
+    for (int m = 0; m < machines; ++m) even &= std::count(machine.begin(), machine.end(), m) == each;
+    if (!even) return;
+    inside_.emplace(inner_.split_by_host());
+    across_.emplace(inner_.split_across_hosts());
+  }
+
+  /// A second one of the same ranks. Collective.
+  two_level duplicate() { return two_level(inner_.duplicate()); }
+  /// The stream that it works in.
+  cudaStream_t stream() const noexcept { return inner_.stream(); }
+  /// Whether there are two levels.
+  bool levels() const noexcept { return inside_.has_value(); }
+
+  /// Forwards.
+  template <class Apply>
+  void exchange(const header& h, std::span<const outgoing> out, std::span<const incoming> in, Apply&& apply) {
+    inner_.exchange(h, out, in, std::forward<Apply>(apply));
+  }
+
+  /// @brief The all-reduce, enqueued; see communicator::native_all_reduce. Elements that can't be divided among the
+  /// ranks of a machine, fewer than there are of them, are reduced flat.
+  bool native_all_reduce(const header& h, const void* in, void* out, std::size_t count, const leaf& l) {
+    if (!inside_) return inner_.native_all_reduce(h, in, out, count, l);
+    const bool divides = l.id == heddle::detail::reduction_id<mean> && l.type != dtype::f16;
+    leaf part = l;
+    if (divides) {
+      part.id = heddle::detail::reduction_id<sum>;
+      part.average = false;
+    }
+    const std::size_t block = count / static_cast<std::size_t>(inside_->size());
+    const std::size_t bytes = block * l.bytes, whole = bytes * static_cast<std::size_t>(inside_->size());
+    auto* const to = static_cast<std::byte*>(out);
+    std::byte* const mine = to + bytes * static_cast<std::size_t>(inside_->rank());
+    const std::size_t rest = count % static_cast<std::size_t>(inside_->size());
+    if (rest) inner_.native_all_reduce(h, static_cast<const std::byte*>(in) + whole, to + whole, rest, part);
+    if (block) {
+      inside_->native_reduce_scatter(h, in, mine, block, part);
+      across_->native_all_reduce(h, mine, mine, block, part);
+      inside_->native_all_gather(h, mine, out, bytes);
+    }
+    const operand all{out, 0};
+    return divides && count && l.reduce(l.context, &all, 1, out, count, 0, 1.0 / size());
+  }
+
+ private:
+  std::optional<communicator> inside_, across_;
+};
+static_assert(heddle::communicator<two_level> && stream_ordered<two_level> && has_native_all_reduce<two_level>);
 
 /// @brief Makes a communicator of `size` ranks. Collective.
 /// @param rank This rank. @param size Number of ranks.

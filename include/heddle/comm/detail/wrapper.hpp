@@ -44,6 +44,12 @@ template <class Comm> class wrapper {
     inner_.copy(to, from, bytes);
   }
   /// Forwards.
+  void synchronize()
+    requires requires(Comm& c) { c.synchronize(); }
+  {
+    inner_.synchronize();
+  }
+  /// Forwards.
   heddle::progress progress() const
     requires has_progress<Comm>
   {
