@@ -237,8 +237,8 @@ class communicator {
 static_assert(heddle::communicator<communicator> && stream_ordered<communicator> &&
               has_native_all_reduce<communicator>);
 
-/// @brief An NCCL communicator whose all-reduce (`native{}`) has two levels: reduce-scatter inside a machine, all-reduce
-/// of the ranks that have the same place across machines, all-gather inside, each of them NCCL's own.
+/// @brief An NCCL communicator whose all-reduce (`native{}`) has two levels: reduce-scatter inside a machine,
+/// all-reduce of the ranks that have the same place across machines, all-gather inside, each of them NCCL's own.
 ///
 /// Machines are told apart by `options::host`. Where they have unequally many ranks, one each, or where there is one
 /// only, it is NCCL's flat all-reduce. Everything else is the communicator's.
