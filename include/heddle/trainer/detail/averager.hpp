@@ -670,6 +670,7 @@ template <class Strategy, class Comm> class averager {
     b.mine.clear();
     b.gathered.clear();
     b.sizes.clear();
+    if (b.travelling == 0) return;
     if constexpr (shards_held) sum_inside(b, l.comm);
     if constexpr (has_fused<carrier_type>) {
       if (fuses()) {
