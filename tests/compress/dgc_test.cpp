@@ -292,7 +292,7 @@ TEST_CASE("a constant gradient moves every step; a zero one sends nothing") {
   for (int step = 0; step < 5; ++step) {
     const auto p = packet_of(c, g, s, {});
     CHECK(hd::sparse_packet({p.data(), p.size()}).entries() == 10);
-    c.commit({g.data(), g.size()}, 1.0f, s.slots, {}, {p.data(), p.size()});
+    c.commit({g.data(), g.size()}, 1.0f, s.slots, hd::encode_context{}, {p.data(), p.size()});
   }
   state zero(1000);
   CHECK(packet_of(c, std::vector<float>(1000, 0.0f), zero, {}).size() == 8);

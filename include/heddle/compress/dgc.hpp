@@ -111,7 +111,8 @@ struct dgc {
   }
 
   /// @brief The committing half: moves U and V as `encode` computed them and takes off what the packet holds.
-  void commit(slice<const float> g, float factor, float* const* state, const encode_context& x,
+  template <class Context>
+  void commit(slice<const float> g, float factor, float* const* state, const Context& x,
               slice<const std::byte> packet) const {
     detail::largest none(0, 0, 0);
     const detail::dgc_tensor t{g.data, x.parameter, state[0], state[1]};
@@ -197,8 +198,9 @@ struct dgc {
   }
 
   // Magnitude's bits from which on elements are looked at: what the last step left, or a sample's.
+  template <class Context>
   std::uint32_t begin(const detail::dgc_rule& rule, const detail::dgc_tensor& t, std::size_t n, const goal& want,
-                      const float* numbers, const encode_context& x) const {
+                      const float* numbers, const Context& x) const {
     if (want.entries == 0 || 4 * want.entries > n) return 1;  // most will do
     if (numbers[0] > 0.0f) return std::bit_cast<std::uint32_t>(numbers[0]);
     const std::size_t spare = selection == heddle::selection::exact ? want.entries / 2 : 0;
@@ -214,7 +216,8 @@ struct dgc {
   }
 
   // Takes off what was sent, and steers where the next search begins.
-  void release(std::size_t n, float* const* state, const encode_context& x, slice<const std::byte> packet,
+  template <class Context>
+  void release(std::size_t n, float* const* state, const Context& x, slice<const std::byte> packet,
                std::uint32_t peak) const {
     const bool mask = masking && x.step >= begin_step;
     std::vector<float> sent;

@@ -30,8 +30,8 @@ struct dgc_tensor {
 
 // Steps elements [i, end) one by one. With Write U and V move. Offers V to `out`; returns the largest bits of |V|, with
 // Write of |U| too.
-template <bool Write>
-inline std::uint32_t dgc_scalar(const dgc_rule& r, const dgc_tensor& t, std::size_t i, std::size_t end, largest& out) {
+template <bool Write, class Largest>
+std::uint32_t dgc_scalar(const dgc_rule& r, const dgc_tensor& t, std::size_t i, std::size_t end, Largest& out) {
   std::uint32_t peak = 0;
   for (; i < end; ++i) {
     const float g = t.w ? t.g[i] * r.share + t.w[i] * r.decay : t.g[i] * r.share;
@@ -49,9 +49,9 @@ inline std::uint32_t dgc_scalar(const dgc_rule& r, const dgc_tensor& t, std::siz
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__NVCOMPILER)
 /// @cond
-template <bool Write>
+template <bool Write, class Largest>
 __attribute__((target("avx2"))) inline std::uint32_t dgc_avx2(const dgc_rule& r, const dgc_tensor& t, std::size_t n,
-                                                              largest& out) {
+                                                              Largest& out) {
   float_x8 share{}, decay{}, momentum{}, own{}, ahead{};
   int_x8 peak{}, magnitude{};
   share += r.share;
@@ -107,8 +107,8 @@ __attribute__((target("avx2"))) inline std::uint32_t dgc_avx2(const dgc_rule& r,
 #endif
 
 // The pass over a tensor: 12 bytes read per element and with Write 8 written, 4 more read with weight decay.
-template <bool Write>
-inline std::uint32_t dgc_pass(const dgc_rule& r, const dgc_tensor& t, std::size_t n, largest& out) {
+template <bool Write, class Largest>
+std::uint32_t dgc_pass(const dgc_rule& r, const dgc_tensor& t, std::size_t n, Largest& out) {
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__NVCOMPILER)
   if (best_isa() != isa::portable) return dgc_avx2<Write>(r, t, n, out);
 #endif
@@ -117,14 +117,15 @@ inline std::uint32_t dgc_pass(const dgc_rule& r, const dgc_tensor& t, std::size_
 
 // A magnitude's bits that about `wanted` of n elements reach after this step, from a sample of at most n elements, one
 // at a random place of each stretch. Reads only. 1, what any but zero reaches, if too few reach more.
-inline std::uint32_t dgc_sampled(const dgc_rule& r, const dgc_tensor& t, std::size_t n, std::size_t wanted,
-                                 std::uint64_t seed) {
+template <class Bits = std::uint32_t>
+std::uint32_t dgc_sampled(const dgc_rule& r, const dgc_tensor& t, std::size_t n, std::size_t wanted,
+                          std::uint64_t seed) {
   constexpr std::size_t reach = 16;  // of the sample
   const std::size_t count = (std::min)(n, (std::max)(n / 100 + 1, n / wanted * reach));
   const std::size_t rank =
       static_cast<std::size_t>(static_cast<double>(wanted) / static_cast<double>(n) * static_cast<double>(count));
-  largest none(0, 0, 0);
-  std::vector<std::uint32_t> sample(count);
+  basic_largest<> none(0, 0, 0);
+  std::vector<Bits> sample(count);
   for (std::size_t j = 0; j < count; ++j) {
     const std::size_t from = n / count * j + n % count * j / count,
                       to = n / count * (j + 1) + n % count * (j + 1) / count;
@@ -135,7 +136,7 @@ inline std::uint32_t dgc_sampled(const dgc_rule& r, const dgc_tensor& t, std::si
     sample[j] = dgc_scalar<false>(r, one, 0, 1, none);
   }
   const auto at = sample.begin() + static_cast<std::ptrdiff_t>((std::min)(rank, count - 1));
-  std::nth_element(sample.begin(), at, sample.end(), [](std::uint32_t a, std::uint32_t b) { return a > b; });
+  std::nth_element(sample.begin(), at, sample.end(), [](Bits a, Bits b) { return a > b; });
   return (std::max)(*at, std::uint32_t{1});
 }
 

@@ -18,10 +18,11 @@ inline constexpr std::uint32_t magnitude_mask = 0x7fffffffu, infinite_bits = 0x7
 // |v| first, then the lower index; so +0 and -0 are equal, and ties are the same on every run. Values must be finite.
 // An element below limit() needn't be offered; the limit rises while better ones come, so that memory for twice the
 // number wanted suffices and each element costs O(1) on average, in whatever order they are.
-class largest {
+// A template, so that its algorithms cost only those who select.
+template <class Key = std::uint64_t> class basic_largest {
  public:
   // At most `most` of n elements, none whose magnitude has bits below `from`.
-  largest(std::size_t n, std::size_t most, std::uint32_t from)
+  basic_largest(std::size_t n, std::size_t most, std::uint32_t from)
       : most_((std::min)(most, n)), room_((std::min)(n, 2 * most_)), limit_(most_ ? from : ~std::uint32_t{0}) {}
 
   std::uint32_t limit() const noexcept { return limit_; }
@@ -71,7 +72,7 @@ class largest {
       if (keys_[j] >> shift == bin) work_.push_back(keys_[j]);
     }
     const auto last = work_.begin() + static_cast<std::ptrdiff_t>(left - 1);
-    std::nth_element(work_.begin(), last, work_.end(), [](std::uint64_t a, std::uint64_t b) { return a > b; });
+    std::nth_element(work_.begin(), last, work_.end(), [](Key a, Key b) { return a > b; });
     const std::uint64_t least = *last;
     std::size_t kept = 0;
     for (std::size_t j = 0; j < count_; ++j) {
@@ -85,8 +86,9 @@ class largest {
 
   std::size_t most_, room_, count_ = 0;
   std::uint32_t limit_;
-  std::vector<std::uint64_t> keys_, work_;
+  std::vector<Key> keys_, work_;
 };
+using largest = basic_largest<>;
 
 // The largest bits of |x|; infinite_bits or more if an element is not finite.
 inline std::uint32_t peak_portable(const float* x, std::size_t n) noexcept {
@@ -98,7 +100,8 @@ inline std::uint32_t peak_portable(const float* x, std::size_t n) noexcept {
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__NVCOMPILER)
 /// @cond
 // Offers what begins with whole blocks; returns how many elements those have.
-__attribute__((target("avx2"))) inline std::size_t offer_avx2(const float* v, std::size_t n, largest& out) {
+template <class Largest>
+__attribute__((target("avx2"))) inline std::size_t offer_avx2(const float* v, std::size_t n, Largest& out) {
   std::size_t i = 0;
   for (; i + 32 <= n; i += 32) {
     int_x8 limit{}, hit{}, magnitude{};
@@ -143,7 +146,7 @@ inline std::uint32_t peak_bits(const float* x, std::size_t n) noexcept {
 }
 
 // Offers a whole tensor.
-inline void offer_all(const float* v, std::size_t n, largest& out) {
+template <class Largest> void offer_all(const float* v, std::size_t n, Largest& out) {
   std::size_t done = 0;
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__NVCOMPILER)
   if (best_isa() != isa::portable) done = offer_avx2(v, n, out);
@@ -152,7 +155,7 @@ inline void offer_all(const float* v, std::size_t n, largest& out) {
 }
 
 // The k elements of largest magnitude of a tensor, as indices in rising order.
-inline void select_largest(slice<const float> v, std::size_t k, std::vector<std::uint32_t>& chosen) {
+template <class Index> void select_largest(slice<const float> v, std::size_t k, std::vector<Index>& chosen) {
   largest out(v.count, k, 0);
   offer_all(v.data, v.count, out);
   std::vector<float> values;
