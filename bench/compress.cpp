@@ -60,12 +60,12 @@ double median(std::vector<double> v) {
 #else
 #define WIDE
 #endif
-WIDE float sum_of(const float* x, std::size_t n) {
-  float lanes[32] = {};
-  for (std::size_t i = 0; i + 32 <= n; i += 32) {
-    for (std::size_t k = 0; k < 32; ++k) lanes[k] += x[i + k];
+WIDE void add_to(float* lanes, const float* x, std::size_t n) {  // 64 lanes
+  std::size_t i = 0;
+  for (; i + 64 <= n; i += 64) {
+    for (std::size_t k = 0; k < 64; ++k) lanes[k] += x[i + k];
   }
-  return lanes[0] + lanes[31];
+  for (std::size_t k = 0; i + k < n; ++k) lanes[k] += x[i + k];
 }
 WIDE void halve(float* x, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) x[i] *= 0.5f;
@@ -77,26 +77,27 @@ WIDE void set(float* x, std::size_t n, float value) {
 // The floor: streams of the given sizes, side by side, in pieces that alternate as a pass over elements would. At most
 // three streams are read, two updated and one written, 4 bytes per element each.
 class streams {
+  static constexpr std::size_t piece = 128;
+
  public:
   void run(const traffic& t) {
-    constexpr std::size_t piece = 1024;
     for (std::size_t at = 0; at < elements; at += piece) {
-      each(t.read, [&](std::size_t k, std::size_t n) { keep_ += sum_of(read_[k].data() + at * n / piece, n); });
+      each(t.read, [&](std::size_t k, std::size_t n) { add_to(keep_, read_[k].data() + at * n / piece, n); });
       each(t.update, [&](std::size_t k, std::size_t n) { halve(update_[k].data() + at * n / piece, n); });
-      each(t.write, [&](std::size_t, std::size_t n) { set(write_.data() + at * n / piece, n, keep_); });
+      each(t.write, [&](std::size_t, std::size_t n) { set(write_.data() + at * n / piece, n, keep_[0]); });
     }
   }
 
  private:
   // f(stream, floats of it for each piece)
-  template <class Function>
-  static void each(double bytes, Function&& f) {
-    for (std::size_t k = 0; bytes > 0; ++k, bytes -= 4) f(k, static_cast<std::size_t>(std::min(bytes, 4.0) * 256));
+  template <class Function> static void each(double bytes, Function&& f) {
+    for (std::size_t k = 0; bytes > 0; ++k, bytes -= 4)
+      f(k, static_cast<std::size_t>(std::min(bytes, 4.0) * piece / 4));
   }
   std::vector<std::vector<float>> read_ = std::vector<std::vector<float>>(4, std::vector<float>(elements, 1.0f));
   std::vector<std::vector<float>> update_ = std::vector<std::vector<float>>(3, std::vector<float>(elements, 1.0f));
   std::vector<float> write_ = std::vector<float>(elements, 1.0f);
-  float keep_ = 0;
+  float keep_[64] = {};
 };
 
 struct row {

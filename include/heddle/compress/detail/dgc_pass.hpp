@@ -81,13 +81,11 @@ __attribute__((target("avx2"))) inline std::uint32_t dgc_avx2(const dgc_rule& r,
       std::memcpy(&bits, &v, sizeof bits);
       bits &= magnitude;
       hit |= bits >= limit;
-      int_x8 greater = bits > peak;
-      peak = (bits & greater) | (peak & ~greater);
+      peak = bits > peak ? bits : peak;
       if constexpr (Write) {
         std::memcpy(&bits, &u, sizeof bits);
         bits &= magnitude;
-        greater = bits > peak;
-        peak = (bits & greater) | (peak & ~greater);
+        peak = bits > peak ? bits : peak;
         std::memcpy(t.u + i + j, &u, sizeof u);
         std::memcpy(t.v + i + j, &v, sizeof v);
       } else {
