@@ -298,6 +298,15 @@ TEST_CASE("a constant gradient moves every step; a zero one sends nothing") {
   CHECK(packet_of(c, std::vector<float>(1000, 0.0f), zero, {}).size() == 8);
 }
 
+TEST_CASE("a tensor with more elements than an index can name is refused before anything is read") {
+  state s(1);
+  std::vector<std::byte> p;
+  const hd::slice<const float> huge{s.u.data(), 0xffffffffull};
+  CHECK_THROWS_AS(hd::dgc{}.encode(huge, 1.0f, s.slots, {}, p), hd::argument_error);
+  CHECK_THROWS_AS(hd::dgc{}.fused(huge, 1.0f, s.slots, {}, p), hd::argument_error);
+  CHECK(p.empty());
+}
+
 TEST_CASE("a damaged packet is refused") {
   const hd::dgc c{.sparsity = 0.9, .dense_below = 0};
   state s(100);

@@ -192,6 +192,9 @@ struct dgc {
     std::size_t entries, fewest, most;
   };
   goal aim(std::size_t n, const encode_context& x) const {
+    if (n >= 0xffffffffull) {
+      throw argument_error("heddle::dgc: a tensor of " + std::to_string(n) + " elements, allowed is below 2^32 - 1");
+    }
     const std::size_t k = entries(n, x);
     if (selection == heddle::selection::exact) return {k, k, k};
     return {k, k - k / 2, (std::min)(n, k + k / 4)};
