@@ -252,6 +252,22 @@ TEST_CASE("the selection sends what it says on tensors of every kind") {
   }
 }
 
+TEST_CASE("a search that begins too high is mended") {
+  std::mt19937 random(12);
+  std::vector<float> g(10007);
+  for (float& x : g) x = std::normal_distribution<float>()(random);
+  for (const auto how : {hd::selection::exact, hd::selection::sampled}) {
+    const hd::dgc c{.sparsity = 0.99, .dense_below = 0, .selection = how};
+    state s(g.size());
+    s.numbers[0] = 3.5f;  // few reach it
+    const auto p = packet_of(c, g, s, {});
+    CHECK(c.elements({p.data(), p.size()}) >= 101);
+    std::vector<std::byte> q;
+    c.fused({g.data(), g.size()}, 1.0f, s.slots, {}, q);
+    CHECK(p == q);
+  }
+}
+
 TEST_CASE("what may run in one pass is finite and stays in range") {
   const hd::dgc c{.sparsity = 0.5, .dense_below = 0};
   for (const float huge : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN(), 3e38f}) {
