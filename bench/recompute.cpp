@@ -290,11 +290,11 @@ int main(int count, char** arguments) {
   draw(arguments[2], chosen);
 
   const bench::offload_times copies = bench::offloaded_steps(24, rounds);
-  const double alone = bench::median(copies.none), serial = bench::median(copies.serial),
+  const double without_copies = bench::median(copies.none), serial = bench::median(copies.serial),
                beside = bench::median(copies.overlapped);
   std::printf("copies of 24 layers over a link: %.3f of their time is hidden\n",
-              1 - (beside - alone) / (serial - alone));
-  found.ratio("offload.none", 1e3 * beside, 1e3 * alone, "ms");
+              1 - (beside - without_copies) / (serial - without_copies));
+  found.ratio("offload.none", 1e3 * beside, 1e3 * without_copies, "ms");
   found.ratio("offload.serial", 1e3 * beside, 1e3 * serial, "ms");
 
   // The largest batch without recomputation, then three and six times that with it, in the same 1 GiB.

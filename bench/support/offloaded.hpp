@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Heddle authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// How much of its copies a chain hides that offloads: layers sleep, as on an accelerator, and copies take their time on a
-// link, a thread of its own.
+// How much of its copies a chain hides that offloads: layers sleep, as on an accelerator, and copies take their time on
+// a link, a thread of its own.
 #pragma once
 
 #include <heddle/recompute/chain.hpp>
