@@ -85,6 +85,12 @@ TEST_CASE("mixing is a bijection, and the arithmetic of shards goes past 2^32 ro
   static_assert(store::room(store::most_pages * store::page_slots) < store::none);
   static_assert((store::room(store::most_pages * store::page_slots) << 10) > (std::uint64_t{1} << 41));
   static_assert(store::room(std::uint64_t{1} << 40) == (std::uint64_t{1} << 40) / 5 * 4);
+  CHECK(store::mask_of((std::uint64_t{1} << 31) + store::page_slots) == 0xffffffffu);
+  CHECK(store::mask_of(store::most_pages * store::page_slots) == 0xffffffffu);
+  std::uint64_t pages = 0;
+  while (pages < store::most_pages) pages = store::pages_after(pages);
+  CHECK(pages == store::most_pages);  // an index grows to all that its words can number, and no further
+  CHECK(store::pages_after(pages) > store::most_pages);
   CHECK(hd::detail::checksum("abc", 3) != hd::detail::checksum("abd", 3));
   CHECK(hd::detail::checksum("abc\0", 4) != hd::detail::checksum("abc", 3));
 }
@@ -168,6 +174,11 @@ TEST_CASE("16-bit weights round without bias, int8 within half a scale") {
   served::store(w.data(), stored);
   served::load(stored, back.data());
   for (std::size_t i = 0; i < 4; ++i) CHECK(std::abs(back[i] - w[i]) <= 0.5f / 127 + 1e-7f);
+  const float endless = std::numeric_limits<float>::infinity();
+  const floats odd{endless, 2.0f, std::nanf(""), -endless};  // they don't spoil the others
+  served::store(odd.data(), stored);
+  served::load(stored, back.data());
+  CHECK(back == floats{2.0f / 127 * 127, 2.0f / 127 * 127, 0.0f, -(2.0f / 127 * 127)});
 
   // A thousand steps of a quarter of the last bit move a bfloat16 weight; rounded to nearest they wouldn't.
   hd::sparse_table<std::int32_t, hd::row<3, hd::bfloat16>, hd::rule::sum, hd::initial::zero> t({.shard_bits = 0});
@@ -395,6 +406,37 @@ TEST_CASE("admission by count makes a row at the n-th sighting") {  // T9
   CHECK(t.push(keys_type{9, 9, 9}, floats(3 * dim, 1.0f)).refused == 2);  // each is a sighting
   CHECK(rows_of(t, {9}) == one);
   CHECK(t.push(keys_type{10}, one, {.times = std::span<const float>(floats{3.0f})}).created == 1);
+  for (const float bad : {std::nanf(""), -1.0f, 1e20f}) {
+    const floats wrong{bad};
+    CHECK_THROWS_AS(t.push(keys_type{11}, one, {.times = wrong}), hd::argument_error);
+    CHECK_THROWS_AS(t.push(keys_type{11}, one, {.shows = wrong}), hd::argument_error);
+    CHECK_THROWS_AS(t.push(keys_type{11}, one, {.clicks = wrong}), hd::argument_error);
+  }
+  std::uint32_t often[1] = {5};
+  hd::evict::lfu{.bytes = 1}.touch(often, {.times = 0x1p40f}, 0, 0);
+  CHECK(often[0] == 0xffffffffu);
+}
+
+TEST_CASE("a bound drops the same rows before and after a restart") {
+  using bounded = hd::sparse_table<std::uint64_t, hd::row<dim>, hd::rule::adagrad, hd::initial::uniform,
+                                   hd::admit::counting_bloom, hd::evict::lfu>;
+  bounded few({.admission = {.n = 2, .cells = 1000}, .eviction = {.bytes = 8 << 20}});  // fewer cells than shards
+  for (const std::uint64_t created : {0, 1}) CHECK(few.push(keys_type{3}, floats(dim, 1.0f)).created == created);
+  const bounded::settings s{.admission = {.n = 1}, .eviction = {.bytes = 20000}, .shard_bits = 1};
+  bounded t(s), u(s);
+  const folder dir;
+  const auto train = [](bounded& x, std::uint64_t first) {
+    std::size_t gone = 0;
+    for (std::uint64_t round = first; round < first + 40; ++round)
+      gone += x.push(some_keys(round, 50, 1000), gradients(round, 50), {.lr = 0.1f}).gone.size();
+    return gone;
+  };
+  CHECK(train(t, 0) > 0);
+  t.save(dir / "t");
+  u.load(dir / "t");
+  CHECK(train(t, 40) == train(u, 40));
+  CHECK(t.checksum() == u.checksum());
+  CHECK_THROWS_AS((bounded({.eviction = {.bytes = 8000}, .shard_bits = 1})), hd::argument_error);
 }
 
 TEST_CASE("the counting Bloom filter admits never late, and early at the stated rate") {
@@ -466,6 +508,13 @@ TEST_CASE("rows expire, or fall to a bound, and those that went are named") {
   CHECK(gone.size() == 50 + 50 * 100 - b.size());
   for (std::uint64_t k = 0; k < 50; ++k) CHECK_FALSE(gone.contains(k));
   CHECK(rows_of(b, {7})[0] == 100.0f);
+  bounded large({.eviction = {.bytes = 2 << 20}, .shard_bits = 2});
+  keys_type keys(1000);
+  for (std::uint64_t k = 0; k < 200000; ++k) {
+    keys[k % 1000] = k;
+    if (k % 1000 == 999) large.push(keys, floats(1000 * dim, 1.0f));
+  }
+  CHECK(large.bytes() < std::size_t{5} << 20);  // the bound, a slab, and a batch
   // Of the longest untouched first.
   const hd::evict::lru lru{.bytes = 1};
   std::uint32_t old[1] = {0xfffffff0u}, fresh[1] = {5};  // the count has passed 2^32 between them
@@ -496,12 +545,18 @@ TEST_CASE("gradients that aren't finite are counted and move nothing") {  // T13
   CHECK(t.push(keys_type{7, 7}, two, {.lr = 0.1f}).applied == 1);
   CHECK(t.checksum() != before);
   CHECK_THROWS_AS(t.push(keys_type{7}, floats(dim), {.lr = nan}), hd::argument_error);
+  const std::uint64_t after = t.checksum();
+  CHECK(t.push(keys_type{7, 7}, floats(2 * dim, 3e38f), {.lr = 0.1f}).rejected == 1);  // their sum overflows
+  CHECK(t.push(keys_type{7}, floats(dim, inf), {.lr = 0.1f, .summed = true}).rejected == 1);
+  CHECK(t.checksum() == after);
 
   hd::sparse_table<std::uint64_t, hd::row<dim>, hd::rule::sum, hd::initial::zero, hd::admit::always, hd::evict::never,
                    hd::guard::clamp>
       c({.guard = {.limit = 2.0f}});
   CHECK(c.push(keys_type{1, 1}, floats{nan, inf, -5.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f}).rejected == 1);
   CHECK(rows_of(c, {1}) == floats{1.0f, 3.0f, -1.0f, 2.0f});
+  c.push(keys_type{2}, floats(dim, 3.0f), {.summed = true});  // sums of clamped ones may be larger
+  CHECK(rows_of(c, {2}) == floats(dim, 3.0f));
   float g[1] = {nan};
   CHECK_FALSE(hd::guard::raise{}.check<1>(g));
 }
@@ -636,6 +691,79 @@ TEST_CASE("deltas come in order, none left out, none twice") {  // T14
   CHECK(has(message_of([&] { b.load_delta(dir / "d1"); }), "isn't what was loaded"));
 }
 
+TEST_CASE("a file that is whole but wrong changes nothing, and a delta hides nothing") {
+  const folder dir;
+  const table_type::settings how{.seed = 1, .shard_bits = 2};
+  table_type a(how), b(how), c(how);
+  const auto train = [](table_type& t, std::uint64_t round) {
+    t.push(some_keys(round, 200, 300), gradients(round, 200), {.lr = 0.1f});
+  };
+  train(a, 1);
+  a.save(dir / "base");
+  train(a, 2);
+  a.erase(keys_type{1, 2, 3});
+  a.save_delta(dir / "d1");
+  b.load(dir / "base");
+  const std::uint64_t before = b.checksum();
+  // The same content with right checksums, but for one byte more, or under another shard's number.
+  const auto rewrite = [&](const std::string& from, std::uint32_t flip, bool more) {
+    hd::detail::table_reader in(dir / from);
+    hd::detail::table_writer out(dir / "bad", in.head());
+    in.each_section([&](std::uint32_t shard, hd::detail::byte_reader r) {
+      const std::size_t n = r.left();
+      const std::byte* const p = r.take(n);
+      std::vector<std::byte> body(p, p + n);
+      if (more && shard == 3) body.push_back(std::byte{0});
+      out.section(shard ^ flip, body.data(), body.size());
+    });
+    out.finish();
+  };
+  rewrite("d1", 0, true);
+  CHECK(has(message_of([&] { b.load_delta(dir / "bad"); }), "more bytes than rows"));
+  CHECK(b.checksum() == before);
+  rewrite("d1", 1, false);
+  CHECK(has(message_of([&] { b.load_delta(dir / "bad"); }), "which isn't one of its"));
+  CHECK(b.checksum() == before);
+  rewrite("base", 1, false);
+  CHECK(has(message_of([&] { b.load(dir / "bad"); }), "which isn't one of its"));
+  CHECK(b.checksum() == before);
+
+  // What is pushed, or erased, between a load and its delta is in the next delta, where the delta doesn't say otherwise.
+  b.push(keys_type{1000, 1001}, floats(2 * dim, 1.0f), {.lr = 0.1f});
+  b.erase(some_keys(2, 5, 300));  // d1 brings them back
+  b.load_delta(dir / "d1");
+  b.save_delta(dir / "d2");
+  c.load(dir / "base");
+  c.load_delta(dir / "d1");
+  c.load_delta(dir / "d2");
+  CHECK(c.checksum() == b.checksum());
+  CHECK(b.size() == a.size() + 2);
+
+  // Keys erased are kept for a delta, but not without end.
+  const std::size_t bytes = c.bytes();
+  for (std::uint64_t k = 2000; k < 22000; k += 10) {
+    keys_type keys(10);
+    for (std::size_t i = 0; i < 10; ++i) keys[i] = k + i;
+    c.push(keys, floats(10 * dim, 1.0f), {.lr = 0.1f});
+    c.erase(keys);
+  }
+  CHECK(c.bytes() < bytes + 100000);
+  CHECK(has(message_of([&] { c.save_delta(dir / "d3"); }), "more keys were erased"));
+  c.save(dir / "base");
+  c.save_delta(dir / "d1");
+
+  table_type other({.initial = {.range = 5.0f}, .seed = 1, .shard_bits = 2});
+  CHECK(other.layout_number() != a.layout_number());
+  // What pull would read, without a row.
+  const keys_type keys{1, 1, 5000};
+  floats seen(keys.size() * dim), pulled(keys.size() * dim);
+  const std::size_t rows = c.size();
+  c.preview(keys, seen);
+  CHECK(c.size() == rows);
+  CHECK(c.pull(keys, pulled).created > 0);
+  CHECK(seen == pulled);
+}
+
 TEST_CASE("what is saved beside training existed") {  // T6
   // Weights, statistics and state of a row all count its pushes: AdaGrad's sum of ones, and the weight that follows.
   const folder dir;
@@ -748,6 +876,7 @@ TEST_CASE("a user's own policies") {
   CHECK(t.push(keys, floats{5, -5, 1, 1, 0, 0}, {.lr = 0.5f}).refused == 1);
   CHECK(rows_of(t, keys) == floats{0.5f, 1.5f, 0, 0, 1, 1});
   CHECK_THROWS_AS(t.push(keys, floats{1, 1, 1, 1, 1, std::nanf("")}, {.lr = 0.5f}), hd::argument_error);
+  CHECK_THROWS_AS(t.push(std::vector<std::int16_t>{4, 4}, floats(4, 3e38f), {.lr = 0.5f}), hd::argument_error);
   CHECK(rows_of(t, keys) == floats{0.5f, 1.5f, 0, 0, 1, 1});
   t.advance();
   t.push(std::vector<std::int16_t>{4}, floats{0, 0});

@@ -195,7 +195,7 @@ struct counting_bloom {
   }
   /// Counts, and says whether it is enough.
   bool admit(state& s, std::uint64_t mixed, const sighting& x, const admission_context& c) const {
-    if (s.cells_.empty()) s.cells_.resize(((cells >> c.shard_bits) + 63) / 64 * 64);
+    if (s.cells_.empty()) s.cells_.resize((std::max<std::size_t>)(1, ((cells >> c.shard_bits) + 63) / 64) * 64);
     const auto size = static_cast<std::uint32_t>((std::min<std::size_t>)(s.cells_.size(), 0xffffffffu));
     std::uint8_t* cell[8];
     std::uint32_t least = 255;

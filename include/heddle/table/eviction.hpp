@@ -70,7 +70,8 @@ struct score {
 
 /// @brief As soon as a shard has its part of `bytes`: the eighth of its rows that were pushed longest ago.
 struct lru {
-  std::size_t bytes = 0;  ///< What rows and index of the table may take, above 0.
+  /// What rows and index of the table may take between batches, at least a chunk and a page (some 5 KiB) per shard.
+  std::size_t bytes = 0;
 
   static constexpr std::size_t words = 1;  ///< Statistics per row: the shard's count of steps at the last push.
   /// Throws argument_error for a number outside its range.
@@ -92,7 +93,8 @@ struct lru {
 /// @brief As soon as a shard has its part of `bytes`: the eighth of its rows that were pushed least often, where
 /// pushes of former times count half each time.
 struct lfu {
-  std::size_t bytes = 0;  ///< What rows and index of the table may take, above 0.
+  /// What rows and index of the table may take between batches, at least a chunk and a page (some 5 KiB) per shard.
+  std::size_t bytes = 0;
 
   static constexpr std::size_t words = 1;  ///< Statistics per row: pushes.
   /// Throws argument_error for a number outside its range.
@@ -101,7 +103,7 @@ struct lfu {
   }
   /// Counts.
   void touch(std::uint32_t* w, const sighting& s, std::uint32_t, std::uint64_t) const noexcept {
-    const auto more = static_cast<std::uint32_t>(s.times);
+    const std::uint32_t more = s.times < 0x1p32f ? static_cast<std::uint32_t>(s.times) : 0xffffffffu;
     w[0] = w[0] > 0xffffffffu - more ? 0xffffffffu : w[0] + more;
   }
   /// Lower ones go first. Asking lets time pass: the count is halved.

@@ -16,7 +16,8 @@ inline namespace v0 {
 
 /// @brief Weights of a row as 8-bit numbers with one scale per row: for tables that are only read.
 ///
-/// weight = scale * q, q in [-127, 127], scale = largest magnitude / 127; the error is at most half of scale.
+/// weight = scale * q, q in [-127, 127], scale = largest finite magnitude / 127; the error is at most half of scale.
+/// Infinity is stored as the largest, NaN as 0.
 struct scaled_int8 {};
 
 namespace detail {
@@ -95,12 +96,18 @@ template <std::size_t Dim, class Weight = float> struct row {
       }
     } else {
       float most = 0.0f;
-      for (std::size_t i = 0; i < Dim; ++i) most = std::fabs(from[i]) > most ? std::fabs(from[i]) : most;
+      for (std::size_t i = 0; i < Dim; ++i) {
+        const float a = std::fabs(from[i]);
+        most = a > most && a <= 0x1.fffffep127f ? a : most;
+      }
       const float scale = most / 127.0f;
       std::memcpy(to, &scale, 4);
       for (std::size_t i = 0; i < Dim; ++i) {
         const float q = scale > 0.0f ? std::rint(from[i] / scale) : 0.0f;
-        to[4 + i] = static_cast<std::byte>(static_cast<signed char>(q > 127.0f ? 127.0f : q < -127.0f ? -127.0f : q));
+        to[4 + i] = static_cast<std::byte>(static_cast<signed char>(q > 127.0f    ? 127.0f
+                                                                    : q < -127.0f ? -127.0f
+                                                                    : q == q      ? q
+                                                                                  : 0.0f));
       }
     }
   }

@@ -2,10 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <heddle/core/error.hpp>
+
+#include <bit>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace heddle {
@@ -34,6 +38,8 @@ struct push_options {
   std::uint32_t worker = 0;         ///< Who pushes, below 65536; matters with a sequence.
   /// Above 0: the push takes effect in a shard only if no push of this worker with this number or a later one has.
   std::uint64_t sequence = 0;
+  /// Gradients are sums that a guard has seen already: each is only looked at for being finite.
+  bool summed = false;
 };
 
 /// @brief What a push or a pull has done, and what a table has done since it was made.
@@ -82,6 +88,20 @@ struct worker_options {
   std::uint64_t cached_for = 1;                   ///< For how many pushes of this worker they may be used.
   std::chrono::nanoseconds retry{50'000'000};     ///< First wait for a reply; it doubles up to a second.
   std::chrono::nanoseconds patience{30'000'000'000};  ///< After so long a call without an answer fails.
+
+  /// Throws argument_error for a number outside its range.
+  void check() const {
+    constexpr std::chrono::nanoseconds year = std::chrono::hours(24 * 365);
+    if (!(retry.count() > 0 && retry <= year && patience.count() > 0 && patience <= year && gather_for.count() >= 0 &&
+          cached_for > 0))
+      throw argument_error("heddle::worker_options: retry " + std::to_string(retry.count()) + " ns, patience " +
+                           std::to_string(patience.count()) + " ns, gather_for " + std::to_string(gather_for.count()) +
+                           " ns, cached_for " + std::to_string(cached_for) +
+                           "; allowed are more than 0 and up to a year, gather_for also 0");
+    if (cached_rows != 0 && !std::has_single_bit(cached_rows))
+      throw argument_error("heddle::worker_options: cached_rows is " + std::to_string(cached_rows) +
+                           ", allowed is 0 or a power of two");
+  }
 };
 
 }  // namespace v0

@@ -4,6 +4,7 @@
 
 #include <heddle/table/admission.hpp>
 #include <heddle/table/detail/batch.hpp>
+#include <heddle/table/detail/checks.hpp>
 #include <heddle/table/detail/row_store.hpp>
 #include <heddle/table/detail/shard.hpp>
 #include <heddle/table/detail/table_files.hpp>
@@ -75,15 +76,11 @@ class sparse_table {
   /// @param s Settings.
   /// Throws: argument_error for one outside its range.
   explicit sparse_table(const settings& s = {}) : settings_(s) {
-    check(s.rule), check(s.initial), check(s.admission), check(s.eviction), check(s.guard);
-    if (s.shard_bits > 20)
-      throw argument_error("heddle::sparse_table: shard_bits is " + std::to_string(s.shard_bits) +
-                           ", allowed is 0 to 20");
-    if (settings_.last_shard == 0) settings_.last_shard = shards_in_all();
-    if (settings_.first_shard >= settings_.last_shard || settings_.last_shard > shards_in_all())
-      throw argument_error("heddle::sparse_table: shards are [" + std::to_string(s.first_shard) + ", " +
-                           std::to_string(s.last_shard) + "), allowed is a part of [0, " +
-                           std::to_string(shards_in_all()) + ") that isn't empty");
+    detail::check_policies(s.rule, s.initial, s.admission, s.eviction, s.guard);
+    detail::check_shards(s);
+    if constexpr (bounded_eviction<Eviction>)
+      detail::check_bound(s.eviction.bytes, s.shard_bits, store::chunk_rows * record_bytes + store::page_slots * 4);
+    if (settings_.last_shard == 0) settings_.last_shard = std::uint32_t{1} << settings_.shard_bits;
     held_ = make_held();
   }
 
@@ -93,7 +90,7 @@ class sparse_table {
   /// @brief Reads rows; makes those of keys that have none and are admitted. Other keys read 0.
   /// @param keys Any, also repeated. @param out Room for `dim` floats for each.
   report pull(std::span<const Key> keys, std::span<float> out) {
-    check_sizes("pull", keys.size(), out.size(), "floats of room");
+    detail::check_sizes("sparse_table: pull", keys.size(), out.size(), dim, "floats of room");
     report r;
     const detail::borrowed_batch b(batches_);
     enter(*b, keys);
@@ -119,35 +116,35 @@ class sparse_table {
   /// @param keys Any, also repeated. @param out Room for `dim` floats for each; 0 for a key without a row.
   /// @param found Empty, or room for a number for each: whether it has a row. @return Keys without a row.
   std::size_t read(std::span<const Key> keys, std::span<float> out, std::span<std::uint8_t> found = {}) const {
-    check_sizes("read", keys.size(), out.size(), "floats of room");
-    if (!found.empty() && found.size() != keys.size()) throw_sizes("read", keys.size(), found.size(), "marks");
+    if (!found.empty() && found.size() != keys.size())
+      detail::throw_sizes("sparse_table: read", keys.size(), found.size(), "marks");
     std::size_t missing = 0;
-    const detail::borrowed_batch b(batches_);
-    enter(*b, keys);
-    b->sort_by_shard(settings_.shard_bits);
-    visit(
-        *b, [](entry&) {},
-        [&](shard& s, std::span<entry> part) {
-          for (entry& e : part) {
-            resolve(s, e);
-            missing += e.row == none;
-            if (!found.empty()) found[e.item] = e.row != none;
-          }
-        },
-        [&](shard& s, std::span<entry> part) { read_part(s, part, out.data()); });
+    look(keys, out, [&](const entry& e) {
+      missing += e.row == none;
+      if (!found.empty()) found[e.item] = e.row != none;
+    });
     return missing;
+  }
+  /// @brief Reads what `pull` would, and makes no rows: a key that it would give one reads how that row would begin.
+  /// @param keys Any, also repeated. @param out Room for `dim` floats for each.
+  void preview(std::span<const Key> keys, std::span<float> out) const {
+    look(keys, out, [&](const entry& e) {
+      if (e.row != none || !settings_.admission.admits_unseen(e.mixed, settings_.seed)) return;
+      float* const to = out.data() + std::size_t{e.item} * dim;
+      std::byte stored[Row::bytes];
+      settings_.initial.template fill<dim>(to, settings_.seed, settings_.table, detail::unmix(e.mixed));
+      Row::store(to, stored);
+      Row::load(stored, to);
+    });
   }
 
   /// @brief Moves rows by the rule; makes those of keys that have none and are admitted.
   /// @param keys Any, also repeated. @param gradients `dim` floats for each. @param o What comes with it.
   report push(std::span<const Key> keys, std::span<const float> gradients, const push_options& o = {}) {
     static_assert(!std::is_same_v<Rule, rule::frozen>, "heddle::sparse_table: rule::frozen takes no push");
-    check_sizes("push", keys.size(), gradients.size(), "floats of gradients");
-    for (const auto part : {o.shows, o.clicks, o.times}) {
-      if (!part.empty() && part.size() != keys.size())
-        throw_sizes("push", keys.size(), part.size(), "shows, clicks or times");
-    }
-    check_worker(o.worker);
+    detail::check_sizes("sparse_table: push", keys.size(), gradients.size(), dim, "floats of gradients");
+    detail::check_sightings("sparse_table: push", keys.size(), {o.shows, o.clicks, o.times});
+    detail::check_worker(o.worker);
     if (!std::isfinite(o.lr)) throw argument_error("heddle::sparse_table: push: lr is " + std::to_string(o.lr));
     report r;
     const detail::borrowed_batch b(batches_);
@@ -161,8 +158,12 @@ class sparse_table {
       const float times = o.times.empty() ? 1.0f : o.times[i];
       return sighting{times, o.shows.empty() ? times : o.shows[i], o.clicks.empty() ? 0.0f : o.clicks[i]};
     };
-    r.rejected = detail::guard_batch<dim>(settings_.guard, *b, n, gradient, sight);
+    if (!o.summed) r.rejected = detail::guard_batch<dim>(settings_.guard, *b, n, gradient, sight);
     if constexpr (!Rule::linear) b->merge(dim, n, gradient, sight);
+    if constexpr (!std::is_same_v<Guard, guard::none>) {
+      if (o.summed || (!Rule::linear && !b->sums.empty()))
+        r.rejected += detail::drop_overflows<dim, Guard::throws>(*b, o.summed ? 0 : n, guard::reject{}, gradient);
+    }
     b->sort_by_shard(settings_.shard_bits);
     const row_context context{.lr = o.lr};
     visit(
@@ -293,7 +294,7 @@ class sparse_table {
   /// @brief Notes a sequence of a worker as applied, in one shard: for a push without keys. @param worker Below 65536.
   /// @param sequence Its number.
   void note_sequence(std::uint32_t worker, std::uint64_t sequence) {
-    check_worker(worker);
+    detail::check_worker(worker);
     const detail::spin_guard guard(held_->shards[0].lock);
     held_->shards[0].prepare(worker);
     held_->shards[0].raise(worker, sequence);
@@ -304,12 +305,9 @@ class sparse_table {
     return counts_;
   }
 
-  /// @brief A number that tables share whose rows have the same layout, rule and shards: what their files compare.
-  std::uint64_t layout_number() const {
-    detail::table_header h = files::header(*this, detail::file_kind::full);
-    h.now = 0;
-    return h.expected_sum();
-  }
+  /// @brief A number that tables share whose rows have the same layout, rule, shards and beginnings: what workers and
+  /// servers compare.
+  std::uint64_t layout_number() const { return files::layout_number(*this); }
 
   /// @name Files
   /// A save goes on beside training: each shard is copied under its lock, so every row is of one moment, and each
@@ -321,7 +319,8 @@ class sparse_table {
   void save(const std::string& path) { files::save(*this, path); }
   /// @brief Saves the rows changed, and the keys erased, since the last `save` or `save_delta`. Deltas count from 1
   /// after each `save`.
-  /// Throws: argument_error if nothing was saved or loaded before.
+  /// Throws: argument_error if nothing was saved or loaded before, or if more keys were erased since than are kept:
+  /// twice the places for rows.
   void save_delta(const std::string& path) { files::save_delta(*this, path); }
   /// @brief Saves keys and weights for a table of `rule::frozen` and the same shard_bits.
   /// @tparam Weight How weights are stored there: float, float16, bfloat16, scaled_int8.
@@ -332,7 +331,8 @@ class sparse_table {
   /// @param paths Files of one table that together hold each shard of this one once; other shards are passed over.
   void load(std::span<const std::string> paths) { files::load(*this, paths); }
   void load(const std::string& path) { load(std::span(&path, 1)); }  ///< The same, of one file.
-  /// @brief Adds a delta to what was loaded, before training goes on. Deltas of a file must come in order, each once.
+  /// @brief Adds a delta to what was loaded. Deltas of a file must come in order, each once. Rows that were pushed since
+  /// and aren't in it stay, and are in the next delta.
   /// Throws: file_error naming the delta that is due, or if its full file isn't what was loaded.
   void load_delta(const std::string& path) { files::load_delta(*this, path); }
   /// Saves a line per row: key, weights, each behind a tab, with digits enough to read the same floats.
@@ -344,30 +344,13 @@ class sparse_table {
   using files = detail::table_files<sparse_table>;
   using held = detail::held_shards<shard>;
 
-  template <class Policy> static void check(const Policy& p) {
-    if constexpr (requires { p.check(); }) p.check();
-  }
-  [[noreturn]] static void throw_sizes(const char* what, std::size_t keys, std::size_t given, const char* of) {
-    throw argument_error("heddle::sparse_table: " + std::string(what) + ": " + std::to_string(keys) + " keys and " +
-                         std::to_string(given) + " " + of + "; allowed are fewer than 2^31 keys, and as much for each");
-  }
-  static void check_sizes(const char* what, std::size_t keys, std::size_t floats, const char* of) {
-    if (keys >> 31 != 0 || floats != keys * dim) throw_sizes(what, keys, floats, of);
-  }
-  static void check_worker(std::uint32_t worker) {
-    if (worker > 0xffff)
-      throw argument_error("heddle::sparse_table: worker is " + std::to_string(worker) + ", allowed is 0 to 65535");
-  }
-  std::uint32_t shards_in_all() const noexcept { return std::uint32_t{1} << settings_.shard_bits; }
-  std::unique_ptr<held> make_held() const {
-    return std::make_unique<held>(settings_.last_shard - settings_.first_shard);
-  }
+  auto make_held() const { return std::make_unique<held>(settings_.last_shard - settings_.first_shard); }
   std::uint64_t fraction(std::uint64_t mixed) const noexcept { return mixed << settings_.shard_bits; }
   static Key key_of(std::uint64_t mixed) noexcept { return static_cast<Key>(detail::unmix(mixed)); }
   admission_context admission(held& h) const noexcept { return {settings_.seed, settings_.shard_bits, h.memory}; }
 
   void enter(detail::batch& b, std::span<const Key> keys) const {
-    if (keys.size() >> 31 != 0) throw_sizes("erase", keys.size(), 0, "numbers");
+    if (keys.size() >> 31 != 0) detail::throw_sizes("sparse_table: erase", keys.size(), 0, "numbers");
     b.entries.resize(keys.size());
     bool elsewhere = false;
     for (std::size_t i = 0; i < keys.size(); ++i) {
@@ -390,6 +373,22 @@ class sparse_table {
   void resolve(const shard& s, entry& e) const noexcept {
     if (e.row == none || s.rows.mixed(e.row) != e.mixed) e.row = s.rows.find(e.mixed, fraction(e.mixed));
   }
+  // Reads rows, then calls each(entry), and makes none.
+  template <class Each> void look(std::span<const Key> keys, std::span<float> out, Each each) const {
+    detail::check_sizes("sparse_table: read", keys.size(), out.size(), dim, "floats of room");
+    const detail::borrowed_batch b(batches_);
+    enter(*b, keys);
+    b->sort_by_shard(settings_.shard_bits);
+    visit(
+        *b, [](entry&) {},
+        [&](shard& s, std::span<entry> part) {
+          for (entry& e : part) resolve(s, e);
+        },
+        [&](shard& s, std::span<entry> part) {
+          read_part(s, part, out.data());
+          for (const entry& e : part) each(e);
+        });
+  }
   void read_part(const shard& s, std::span<const entry> part, float* out) const noexcept {
     for (const entry& e : part) {
       float* const to = out + std::size_t{e.item} * dim;
@@ -410,7 +409,7 @@ class sparse_table {
   }
   void drop(shard& s, std::uint32_t row) {
     if (Changes::on && logging_.load(std::memory_order_relaxed))
-      s.erased.emplace_back(s.rows.mixed(row), epoch_.load(std::memory_order_relaxed));
+      s.note_erased(s.rows.mixed(row), epoch_.load(std::memory_order_relaxed));
     s.rows.erase(row, settings_.shard_bits);
   }
   // Brings a shard that has outgrown its part of a bound down to seven eighths of it.

@@ -133,6 +133,18 @@ std::size_t guard_batch(const Guard& guard, batch& b, std::uint32_t first_sum, G
   return bad;
 }
 
+// Leaves out entries, from item `first` on, whose gradients aren't finite: sums of finite ones that overflowed. Returns
+// how many. `finite`: a guard.
+template <std::size_t Dim, bool Throws, class Finite, class Gradient>
+std::size_t drop_overflows(batch& b, std::uint32_t first, const Finite& finite, Gradient gradient) {
+  return std::erase_if(b.entries, [&](const batch_entry& e) {
+    if (e.item < first || finite.template check<Dim>(gradient(e.item))) return false;
+    if constexpr (Throws)
+      throw argument_error("heddle::sparse_table: push: the sum of the gradients of a key isn't finite");
+    return true;
+  });
+}
+
 // Batches' working memories: one for each call that is under way.
 class batch_pool {
  public:

@@ -44,7 +44,18 @@ template <std::size_t Bytes> class row_store {
   // Records held when `slots` slots are four fifths full.
   static constexpr std::uint64_t room(std::uint64_t slots) noexcept { return slots / 5 * 4; }
 
+  // How many pages come after so many: a quarter more, and not more than there may be.
+  static constexpr std::uint64_t pages_after(std::uint64_t pages) noexcept {
+    return (std::max)(pages + 1, (std::min)(pages + (pages + 3) / 4, most_pages));
+  }
+  // The bits of a slot that hold a record's number.
+  static constexpr std::uint32_t mask_of(std::uint64_t slots) noexcept {
+    return static_cast<std::uint32_t>(std::bit_ceil(slots) - 1);
+  }
+
   std::uint32_t size() const noexcept { return size_; }
+  // Places for records so far.
+  std::uint32_t places() const noexcept { return used_; }
 
   std::byte* at(std::uint32_t row) noexcept {
     return chunks_[row / chunk_rows] + std::size_t{row % chunk_rows} * Bytes;
@@ -135,7 +146,7 @@ template <std::size_t Bytes> class row_store {
   }
   // The low bits of the mixed key, above the record's number. Shard and place were chosen by the high bits.
   std::uint32_t fingerprint(std::uint64_t mixed_key) const noexcept {
-    return static_cast<std::uint32_t>(mixed_key << std::bit_width(mask_)) & ~mask_;
+    return static_cast<std::uint32_t>(mixed_key << std::bit_width(mask_)) & ~mask_;  // none where all bits are taken
   }
   template <class Accept>
   std::uint32_t probe(std::uint64_t mixed_key, std::uint64_t fraction, Accept accept) const noexcept {
@@ -153,14 +164,14 @@ template <std::size_t Bytes> class row_store {
     slot(i) = (row + 1) | fingerprint(mixed_key);
   }
   void grow(unsigned shard_bits, slabs& memory) {
-    const std::uint64_t old = pages_.size(), pages = old + (std::max<std::uint64_t>)(1, (old + 3) / 4);
+    const std::uint64_t pages = pages_after(pages_.size());
     if (pages > most_pages)
       throw argument_error("heddle::sparse_table: a shard has " + std::to_string(size_) +
                            " rows, the most that it can hold; give the table more shard_bits");
     pages_.reserve(pages, memory);
     while (pages_.size() < pages) pages_.push_back(new (memory.take(page_slots * 4)) std::uint32_t[page_slots]);
     slots_ = static_cast<std::uint32_t>(pages * page_slots);
-    mask_ = std::bit_ceil(slots_) - 1;
+    mask_ = mask_of(slots_);
     for (std::uint32_t* p : pages_) std::memset(p, 0, page_slots * 4);
     for_each([&](std::uint32_t row, const std::byte*) { place(row, mixed(row), mixed(row) << shard_bits); });
   }

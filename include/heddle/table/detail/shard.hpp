@@ -10,6 +10,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -27,6 +29,7 @@ template <class Layout, class Admission> struct alignas(64) shard {
   [[no_unique_address]] typename Admission::state refused;      // what the admission remembers
   std::vector<std::uint64_t> applied;                           // the last sequence of each worker
   std::vector<std::pair<std::uint64_t, std::uint32_t>> erased;  // mixed keys since the last save, with their epoch
+  std::uint32_t lost = 0;                                       // an erased key of this epoch was too many to keep
 
   std::uint64_t high_water(std::uint32_t worker) const noexcept {
     return worker < applied.size() ? applied[worker] : 0;
@@ -38,17 +41,35 @@ template <class Layout, class Admission> struct alignas(64) shard {
   void raise(std::uint32_t worker, std::uint64_t sequence) noexcept {
     if (applied[worker] < sequence) applied[worker] = sequence;
   }
-  // If it has more rows than `most`: those of lowest rank, so many that seven eighths of `most` are left.
+  // Notes an erased key for the next delta: about as many keys as there were ever rows. If there are more, a delta
+  // can't be saved any more.
+  void note_erased(std::uint64_t mixed, std::uint32_t epoch) {
+    const std::size_t most = std::size_t{rows.places()} + 64;
+    if (erased.size() >= 2 * most) {
+      std::sort(erased.begin(), erased.end(), std::greater<>());
+      erased.erase(std::unique(erased.begin(), erased.end(), [](auto& a, auto& b) { return a.first == b.first; }),
+                   erased.end());
+      if (erased.size() > most) {
+        for (const auto& e : erased) lost = (std::max)(lost, e.second);
+        erased.clear();
+      }
+    }
+    erased.emplace_back(mixed, epoch);
+  }
+  // If it has more rows than `most`: those of lowest rank, so many that seven eighths of `most` are left. Of equal rank
+  // those of lower mixed keys go, since rows have other numbers after loading.
   template <class Eviction> std::vector<std::uint32_t> lowest(const Eviction& eviction, std::size_t most) {
     std::vector<std::uint32_t> out;
     if (rows.size() <= most) return out;
-    std::vector<std::pair<std::uint32_t, std::uint32_t>> ranks;
+    std::vector<std::tuple<std::uint32_t, std::uint64_t, std::uint32_t>> ranks;
     ranks.reserve(rows.size());
-    rows.for_each(
-        [&](std::uint32_t row, std::byte* p) { ranks.emplace_back(eviction.rank(Layout::statistics(p), steps), row); });
+    rows.for_each([&](std::uint32_t row, std::byte* p) {
+      ranks.emplace_back(eviction.rank(Layout::statistics(p), steps), rows.mixed(row), row);
+    });
     const auto end = ranks.begin() + static_cast<std::ptrdiff_t>(ranks.size() - (most - most / 8));
     std::nth_element(ranks.begin(), end - 1, ranks.end());
-    for (auto r = ranks.begin(); r != end; ++r) out.push_back(r->second);
+    std::sort(ranks.begin(), end);
+    for (auto r = ranks.begin(); r != end; ++r) out.push_back(std::get<2>(*r));
     return out;
   }
   std::size_t bytes() const noexcept {

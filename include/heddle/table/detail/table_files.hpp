@@ -13,6 +13,7 @@
 #include <heddle/table/row.hpp>
 #include <heddle/table/rules.hpp>
 
+#include <charconv>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -56,19 +57,42 @@ template <class Table> struct table_files {
     return h;
   }
 
+  static std::uint64_t layout_number(const Table& t) {
+    table_header h = header(t, file_kind::full);
+    h.now = 0;
+    std::uint64_t sum = h.expected_sum();
+    for (std::uint64_t key = 0; key < 2; ++key) {  // how rows begin, in 8 bits, as the last ones may be a machine's own
+      alignas(8) std::byte record[layout::bytes];
+      float weights[Table::dim];
+      layout::begin(t.settings_.rule, t.settings_.initial, record, t.settings_.seed, t.settings_.table, key);
+      Table::row_type::load(record + layout::weights_at, weights);
+      for (const float w : weights) sum = mix(sum ^ bfloat16(w).bits);
+      sum = checksum(record + layout::slots_at, layout::weights_at - layout::slots_at, sum);
+    }
+    return sum;
+  }
+
   // Everything of a shard with epochs above `after`.
-  static void write_shard(const shard& s, std::uint32_t after, byte_writer& out) {
+  static void write_shard(const Table& t, const shard& s, std::uint32_t after, byte_writer& out) {
+    if (after != 0 && s.lost > after)
+      throw argument_error(
+          "heddle::sparse_table: save_delta: more keys were erased since the last save than are kept; "
+          "save the whole table");
     out.clear();
     out.put(s.steps);
     out.put(static_cast<std::uint64_t>(s.applied.size()));
     out.put(s.applied.data(), s.applied.size() * 8);
     s.refused.save(out);
-    out.put(static_cast<std::uint64_t>(after == 0 ? 0 : s.erased.size()));
-    if (after != 0) {
-      for (const auto& e : s.erased) out.put(unmix(e.first));
+    std::uint64_t gone = 0, rows = 0;
+    std::size_t at = out.size();
+    out.put(gone);
+    for (const auto& e : s.erased) {
+      if (after == 0 || s.rows.find(e.first, t.fraction(e.first)) != s.rows.none) continue;  // it is here again
+      out.put(unmix(e.first));
+      ++gone;
     }
-    std::uint64_t rows = 0;
-    const std::size_t at = out.size();
+    std::memcpy(out.data() + at, &gone, 8);
+    at = out.size();
     out.put(rows);
     s.rows.for_each([&](std::uint32_t row, const std::byte* p) {
       if (layout::stamp(p) <= after) return;
@@ -89,7 +113,7 @@ template <class Table> struct table_files {
       shard& s = t.held_->shards[i];
       {
         const spin_guard guard(s.lock);
-        write_shard(s, after, section);
+        write_shard(t, s, after, section);
       }
       file.section(static_cast<std::uint32_t>(i) + t.settings_.first_shard, section.data(), section.size());
     }
@@ -154,21 +178,31 @@ template <class Table> struct table_files {
   }
 
   // Takes a section into a shard: everything, or what has changed.
-  static void read_shard(const Table& t, shard& s, slabs& memory, byte_reader in, std::uint32_t epoch, bool admission) {
+  static void read_shard(const Table& t, std::uint32_t id, shard& s, slabs& memory, byte_reader in, std::uint32_t epoch,
+                         bool admission) {
     const unsigned bits = t.settings_.shard_bits;
-    s.steps = in.get<std::uint64_t>();
-    s.applied.resize(in.count(8));
-    if (!s.applied.empty()) std::memcpy(s.applied.data(), in.take(8 * s.applied.size()), 8 * s.applied.size());
+    const auto next_key = [&] {
+      const auto key = in.get<std::uint64_t>();
+      if (shard_of(mix(key), bits) != id || widen_key(static_cast<key_type>(key)) != key)
+        in.refuse("shard " + std::to_string(id) + " has the key " + std::to_string(key) + ", which isn't one of its");
+      return mix(key);
+    };
+    s.steps = (std::max)(s.steps, in.get<std::uint64_t>());
+    const std::size_t workers = in.count(8);
+    for (std::uint32_t w = 0; w < workers; ++w) {
+      s.prepare(w);
+      s.raise(w, in.get<std::uint64_t>());
+    }
     s.refused = {};
     if (admission) s.refused.load(in, {t.settings_.seed, bits, memory});
     for (std::size_t n = in.count(8); n > 0; --n) {
-      const std::uint64_t mixed = mix(in.get<std::uint64_t>());
+      const std::uint64_t mixed = next_key();
       const std::uint32_t row = s.rows.find(mixed, mixed << bits);
       if (row != s.rows.none) s.rows.erase(row, bits);
     }
     constexpr std::size_t stored = layout::used - layout::state_at;
     for (std::size_t n = in.count(8 + stored); n > 0; --n) {
-      const std::uint64_t mixed = mix(in.get<std::uint64_t>());
+      const std::uint64_t mixed = next_key();
       std::uint32_t row = s.rows.find(mixed, mixed << bits);
       if (row == s.rows.none) row = s.rows.insert(mixed, mixed << bits, bits, memory);
       std::byte* const p = s.rows.at(row);
@@ -203,7 +237,7 @@ template <class Table> struct table_files {
         const std::uint32_t i = id - t.settings_.first_shard;
         if (from[i]) file.refuse("it holds shard " + std::to_string(id) + ", and so does " + *from[i]);
         from[i] = &path;
-        read_shard(t, held->shards[i], held->memory, in, epoch, file.head().kind == file_kind::full);
+        read_shard(t, id, held->shards[i], held->memory, in, epoch, file.head().kind == file_kind::full);
       });
       chain.loaded.push_back({sum, 0});
     }
@@ -233,15 +267,17 @@ template <class Table> struct table_files {
     if (file.head().number != link->number + 1)
       file.refuse("it is delta " + std::to_string(file.head().number) + ", where delta " +
                   std::to_string(link->number + 1) + " is due");
-    file.each_section([](std::uint32_t, const byte_reader&) {});  // nothing changes before all of it is checked
-    const std::uint32_t epoch = t.epoch_.load();
+    // Nothing changes before all of it is read once, into shards that are thrown away. Its rows have the epoch of what
+    // is saved, so that what was pushed since is in the next delta.
+    file.each_section([&](std::uint32_t id, byte_reader in) {
+      held_shards<shard> trial(1);
+      read_shard(t, id, trial.shards[0], trial.memory, in, 1, true);
+    });
     file.each_section([&](std::uint32_t id, byte_reader in) {
       if (id < t.settings_.first_shard || id >= t.settings_.last_shard) return;
-      read_shard(t, t.held_->shards[id - t.settings_.first_shard], t.held_->memory, in, epoch, true);
+      read_shard(t, id, t.held_->shards[id - t.settings_.first_shard], t.held_->memory, in, t.chain_.saved, true);
     });
     link->number = file.head().number;
-    t.chain_.saved = epoch;
-    t.epoch_.store(epoch + 1);
     t.now_.store((std::max)(t.now(), file.head().now));
   }
 
@@ -258,7 +294,7 @@ template <class Table> struct table_files {
           lines += std::to_string(Table::key_of(s.rows.mixed(row)));
           for (const float w : weights) {
             char text[32];
-            lines.append(text, static_cast<std::size_t>(std::snprintf(text, sizeof text, "\t%.9g", w)));
+            lines.append(1, '\t').append(text, std::to_chars(text, text + sizeof text, w).ptr);
           }
           lines += '\n';
         });
