@@ -7,6 +7,7 @@
 #include <heddle/table/table_server.hpp>
 
 #include "catch.hpp"
+#include "rank_check.hpp"
 
 #include <unistd.h>
 #include <cstdlib>
@@ -197,8 +198,9 @@ TEST_CASE("a server killed in the middle goes on from its save, and the table is
     std::atomic<int> pushed{0};
     std::atomic<bool> stop{false};
     std::uint64_t sum = 0;
-    int lives = 0;
+    std::atomic<int> lives{0};
     std::string error;
+    std::mutex writing;
     std::thread server([&] {
       while (!stop) {
         hd::threads::messenger inner(quick(), place, 0);
@@ -213,10 +215,8 @@ TEST_CASE("a server killed in the middle goes on from its save, and the table is
                             .save_every = 5,
                             .linger = 300ms});
         ++lives;
-        const int until =
-            lives <= 3
-                ? pushed + 3 + static_cast<int>(hd::philox(seed, 1, static_cast<std::uint64_t>(lives)).word[0] % 5)
-                : 1000;
+        const auto dice = hd::philox(seed, 1, static_cast<std::uint64_t>(lives)).word[0] % 5;
+        const int until = lives <= 3 ? (std::min)(24, pushed + 3 + static_cast<int>(dice)) : 1000;
         while (!stop && pushed < until) s.serve(1ms);
         if (stop)
           sum = part.checksum();
@@ -240,8 +240,10 @@ TEST_CASE("a server killed in the middle goes on from its save, and the table is
             c.push(k, g, {.lr = 0.1f});
             ++pushed;
           }
+          while (lives <= 3) std::this_thread::sleep_for(1ms);  // all deaths are before the end
           c.finish();
         } catch (const std::exception& e) {
+          const std::lock_guard lock(writing);
           error = e.what();
         }
         ++done;
@@ -251,7 +253,7 @@ TEST_CASE("a server killed in the middle goes on from its save, and the table is
     stop = true;
     server.join();
     CHECK(error == "");
-    CHECK(lives > 2);
+    CHECK(lives == 4);
     CHECK(sum == expected);
   }
 }
@@ -327,12 +329,21 @@ TEST_CASE("a batch is asked for in advance, hot rows are kept, and 16 bits suffi
         c.pull(k, b);
         same = a == b;
         hits = c.cache_hits();
+        c.read(k, b);
+        RANK_CHECK(c.cache_hits() == hits);  // evaluation reads what the servers have
+        {
+          const auto dropped = c.start_pull(keys_type{9000});
+        }
+        auto moved = c.start_pull(keys_type{9001}), to = std::move(moved);
+        RANK_CHECK_THROWS_AS(c.finish_pull(std::move(moved), one), hd::argument_error);
+        c.finish_pull(std::move(to), one);
+        RANK_CHECK_THROWS_AS(c.finish_pull(std::move(to), one), hd::argument_error);
         for (std::size_t i = 0; i < k.size(); ++i) {
           hd::initial::uniform{}.fill<dim>(one.data(), how.seed, 0, k[i]);
           for (std::size_t d = 0; d < dim; ++d) near = near && std::abs(a[i * dim + d] - one[d]) <= 0.01f / 256;
         }
         c.push(k, gradients_of(0, 0), {.lr = 0.1f});
-        CHECK_THROWS_AS(c.push(k, floats(3)), hd::argument_error);
+        RANK_CHECK_THROWS_AS(c.push(k, floats(3)), hd::argument_error);
         floats nan(dim, std::nanf(""));
         c.push(keys_type{1}, nan);
         c.finish();
@@ -410,4 +421,195 @@ TEST_CASE("a server that dies and doesn't come back is named within the patience
   }
   CHECK(said.find("peer 0") != std::string::npos);
   CHECK(std::chrono::steady_clock::now() - start < 10s);
+}
+
+TEST_CASE("a cached row is as old as the pull that asked for it") {
+  hd::worker_options wo = worker(2);
+  wo.cached_rows = 64;
+  const outcome o = run(
+      2, 1, {}, none,
+      [&](int, client& c) {
+        floats before(dim), now(dim);
+        auto p = c.start_pull(keys_type{1});
+        c.push(keys_type{1}, floats(dim, 1.0f), {.lr = 0.1f});
+        c.finish_pull(std::move(p), before);
+        c.pull(keys_type{1}, now);
+        floats expected(dim);
+        c.read(keys_type{1}, expected);
+        RANK_CHECK(now == expected);
+        c.finish();
+      },
+      wo);
+  all_well(o);
+}
+
+TEST_CASE("pulls make no rows, and servers that count pushes take none that are gathered") {
+  outcome o = run(2, 1, {.staleness = 0, .ordered = true}, none, [](int, client& c) {
+    floats rows(2 * dim), begin(dim);
+    c.pull(keys_type{1, 2}, rows);
+    hd::initial::uniform{}.fill<dim>(begin.data(), how.seed, 0, 2);
+    RANK_CHECK(std::equal(begin.begin(), begin.end(), rows.begin() + dim));
+    c.push(keys_type{1}, floats(dim, 1.0f), {.lr = 0.1f});
+    c.finish();
+  });
+  all_well(o);
+  CHECK(o.rows == 1);
+  hd::worker_options wo = worker(2);
+  wo.gather = 100;
+  o = run(2, 1, {.staleness = 3}, none, [](int, client&) {}, wo);
+  CHECK(std::any_of(o.errors.begin(), o.errors.end(),
+                    [](const std::string& e) { return e.find("it gathers pushes") != std::string::npos; }));
+}
+
+namespace {
+// Fails once, where it is told to.
+struct scarce {
+  bool* fails = nullptr;
+  struct state {
+    std::size_t bytes() const { return 0; }
+    template <class Out> void save(Out&) const {}
+    template <class In> void load(In&, const hd::admission_context&) {}
+  };
+  bool admit(state&, std::uint64_t mixed, const hd::sighting&, const hd::admission_context&) const {
+    if (fails && hd::detail::unmix(mixed) == 13 && std::exchange(*fails, false)) throw std::bad_alloc();
+    return true;
+  }
+  bool admits_unseen(std::uint64_t, std::uint64_t) const { return true; }
+  std::string name() const { return "scarce"; }
+};
+using scarce_table = hd::sparse_table<std::uint64_t, hd::row<dim>, hd::rule::sum, hd::initial::zero, scarce,
+                                      hd::evict::never, hd::guard::clamp>;
+using direct = hd::threads::messenger;
+
+// What a worker's object says, message by message.
+void say(direct& m, hd::detail::table_tag tag, std::uint64_t id, hd::detail::table_request h,
+         const keys_type& keys = {}) {
+  h.items = keys.size();
+  hd::detail::byte_writer out;
+  out.put(h);
+  out.put(keys.data(), 8 * keys.size());
+  const floats ones(tag == hd::detail::table_tag::push ? dim * keys.size() : 0, 1.0f);
+  out.put(ones.data(), 4 * ones.size());
+  REQUIRE(m.try_send(0, static_cast<std::uint32_t>(tag), id,
+                     hd::payload(std::span<const std::byte>(out.data(), out.size()))));
+}
+}  // namespace
+
+TEST_CASE("a server takes each push once, whole, and from the object that greeted last") {
+  using tag = hd::detail::table_tag;
+  bool fails = true;
+  const scarce_table::settings s{.admission = {&fails}, .shard_bits = 4};
+  scarce_table part(s);
+  hd::threads::meeting_place place(3);
+  direct home(quick(), place, 0), one(quick(), place, 1), two(quick(), place, 2);
+  hd::table_server server(part, home, {.workers = 2, .staleness = 0});
+  one.connect(0), two.connect(0);
+  const auto serve = [&] {
+    while (server.serve(20ms)) {
+    }
+  };
+  serve();
+  const std::uint64_t layout = part.layout_number();
+  say(one, tag::hello, 1, {.layout = layout, .object = 5});
+  say(two, tag::hello, 1, {.layout = layout, .object = 5});
+  say(one, tag::push, 1, {.layout = layout, .object = 4}, {1});  // late, of a former object
+  serve();
+  CHECK(server.applied(0) == 0);
+  const keys_type keys{1, 2, 3, 4, 13, 20, 21, 22};
+  say(one, tag::push, 1, {.layout = layout, .object = 5}, keys);
+  CHECK_THROWS_AS(serve(), std::bad_alloc);
+  CHECK(server.applied(0) == 0);
+  say(one, tag::push, 1, {.layout = layout, .object = 5}, keys);  // repeated, since there was no answer
+  serve();
+  CHECK(server.applied(0) == 1);
+  floats rows(keys.size() * dim);
+  CHECK(part.read(keys, rows) == 0);
+  CHECK(rows == floats(rows.size(), 1.0f));
+
+  // A pull that waits for the other worker is answered once, however often it was asked for.
+  const auto replies = [&](std::uint64_t id) {
+    int n = 0;
+    while (const auto m = one.receive(20ms)) n += m->kind == hd::message_kind::data && m->id == id;
+    return n;
+  };
+  for (int i = 0; i < 3; ++i) say(one, tag::pull, 7, {.layout = layout, .pushes = 1, .object = 5}, {1});
+  serve();
+  CHECK(replies(7) == 0);
+  say(two, tag::push, 1, {.layout = layout, .object = 5});
+  serve();
+  CHECK(replies(7) == 1);
+
+  // It leaves; another object of the same life comes.
+  say(one, tag::push, 2, {.layout = layout, .object = 5, .last = 1});
+  say(two, tag::push, 2, {.layout = layout, .object = 5, .last = 1});
+  serve();
+  CHECK(server.all_gone());
+  say(one, tag::hello, 1, {.layout = layout, .object = 6});
+  serve();
+  CHECK_FALSE(server.all_gone());
+
+  // A table that was saved while a push was under way has it in some shards only: it isn't taken for whole.
+  part.push(keys_type{1}, floats(dim, 1.0f), {.worker = 0, .sequence = 3});
+  hd::table_server again(part, home, {.workers = 2});
+  CHECK(again.applied(0) == 2);
+}
+
+TEST_CASE("a worker that never comes is given up") {
+  table_type part(how);
+  hd::threads::meeting_place place(2);
+  direct home(quick(), place, 0), one(quick(), place, 1);
+  hd::table_server server(part, home, {.join = 30ms});
+  std::string said;
+  try {
+    server.run();
+  } catch (const hd::comm_error& e) {
+    said = e.what();
+  }
+  CHECK(said.find("rank 1 has not come") != std::string::npos);
+  for (const auto spoil : {+[](hd::worker_options& o) { o.retry = 0ns; },
+                           +[](hd::worker_options& o) { o.patience = std::chrono::nanoseconds::max(); },
+                           +[](hd::worker_options& o) { o.cached_rows = 3; }}) {
+    hd::worker_options o = worker(1);
+    spoil(o);
+    CHECK_THROWS_AS((hd::sharded_table<scarce_table, direct>({}, one, o)), hd::argument_error);
+  }
+  CHECK_THROWS_AS((hd::sharded_table<scarce_table, direct>({.shard_bits = 40}, one, worker(1))), hd::argument_error);
+}
+
+TEST_CASE("gradients are guarded once, by the worker, as they travel") {
+  const auto train = [](float limit, bool half, const floats& g, std::uint64_t& rejected, std::uint64_t& applied) {
+    const scarce_table::settings s{.guard = {.limit = limit}, .shard_bits = 4};
+    scarce_table part(s);
+    hd::threads::meeting_place place(2);
+    std::thread server([&] {
+      direct home(quick(), place, 0);
+      hd::table_server served(part, home, {.linger = 100ms});
+      served.run();
+      applied = served.applied(0);
+    });
+    direct m(quick(), place, 1);
+    hd::worker_options o = worker(1);
+    o.half = half;
+    o.gather = 100;
+    {
+      hd::sharded_table<scarce_table, direct> c(s, m, o);
+      c.push(keys_type{}, floats{});  // nothing is a push, too
+      c.flush();
+      c.push(keys_type{1, 1}, g);
+      c.finish();
+      rejected = c.rejected();
+    }
+    server.join();
+    floats row(dim);
+    part.read(keys_type{1}, row);
+    return row;
+  };
+  std::uint64_t rejected = 0, applied = 0;
+  CHECK(train(2.0f, false, floats(2 * dim, 1.5f), rejected, applied) == floats(dim, 3.0f));
+  CHECK(rejected == 0);
+  CHECK(applied == 3);
+  floats large(2 * dim, 0.0f);
+  large[0] = 3.4e38f;  // finite, but not in 16 bits
+  CHECK(train(3.4e38f, true, large, rejected, applied) == floats(dim, 0.0f));
+  CHECK(rejected == 1);
 }

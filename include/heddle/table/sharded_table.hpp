@@ -6,14 +6,17 @@
 #include <heddle/table/sparse_table.hpp>
 
 #include <chrono>
+#include <limits>
 #include <map>
 #include <utility>
 
 namespace heddle {
 inline namespace v0 {
 
-/// @brief A worker's view of a sparse table that is spread over servers: the same calls as `sparse_table`.
+/// @brief A worker's view of a sparse table that is spread over servers: `pull`, `read` and `push` of a `sparse_table`.
 ///
+/// Rows are made by pushes alone, which are repeated where a server has lost them: a key without a row that a pull
+/// would give one reads how that row would begin.
 /// A batch's duplicates, and the pushes of the worker's threads where `gather` says so, are summed before they travel;
 /// each server gets one message. Pushes are numbered per server and kept until the server's last save covers them;
 /// requests are repeated, ever more seldom, until they are answered. So any message may be lost, repeated or overtaken,
@@ -36,8 +39,25 @@ template <class Table, messenger Messenger> class sharded_table {
 
  public:
   /// @brief A pull that is under way. Its rows come by `sharded_table::finish_pull`.
+  /// It is moved, not copied; one that isn't finished gives its answers up. It must not outlive its sharded_table.
   class pending {
+   public:
+    pending(pending&& o) noexcept { *this = std::move(o); }  ///< The other one can't be finished.
+    /// Swaps both.
+    pending& operator=(pending&& o) noexcept {
+      std::swap(net_, o.net_), std::swap(as_of_, o.as_of_);
+      calls_.swap(o.calls_), places_.swap(o.places_), keys_.swap(o.keys_), rows_.swap(o.rows_);
+      return *this;
+    }
+    ~pending() {
+      if (net_) net_->forget(calls_);
+    }
+
+   private:
     friend class sharded_table;
+    pending() = default;
+    detail::table_requests<Messenger>* net_ = nullptr;  // null: there is nothing to finish
+    std::uint64_t as_of_ = 0;                           // pushes of this worker that were sent before
     std::vector<std::uint64_t> calls_;
     std::vector<std::uint32_t> places_;  // of each item, among the distinct keys
     std::vector<key_type> keys_;         // distinct
@@ -50,7 +70,7 @@ template <class Table, messenger Messenger> class sharded_table {
   sharded_table(const typename Table::settings& s, Messenger& m, const worker_options& o)
       : settings_(s), options_(checked(s, m, o)), cache_(o.cached_rows), net_(m, o, Table(s).layout_number(), dim) {
     net_.start([this](clock::time_point now) {
-      if (!keys_.empty() && now - gathered_since_ >= options_.gather_for) send_gathered();
+      if (gathered_ != 0 && now - gathered_since_ >= options_.gather_for) send_gathered();
     });
   }
   sharded_table(const sharded_table&) = delete;
@@ -58,7 +78,7 @@ template <class Table, messenger Messenger> class sharded_table {
   /// Ends without a word: call `finish` before, or the servers hold this worker for dead when its messenger leaves.
   ~sharded_table() { net_.stop(); }
 
-  /// @brief Reads rows as `sparse_table::pull` does. @param keys Any. @param out `dim` floats for each.
+  /// @brief Reads rows as `sparse_table::preview` does. @param keys Any. @param out `dim` floats for each.
   void pull(std::span<const key_type> keys, std::span<float> out) { finish_pull(start_pull(keys), out); }
   /// @brief Reads rows and makes none. @param keys Any. @param out `dim` floats for each; 0 for a key without a row.
   void read(std::span<const key_type> keys, std::span<float> out) { finish_pull(begin(keys, tag::read), out); }
@@ -67,18 +87,23 @@ template <class Table, messenger Messenger> class sharded_table {
   /// may or may not be in them. @param keys Any.
   pending start_pull(std::span<const key_type> keys) { return begin(keys, tag::pull); }
   /// @brief Waits for the rows of a pull. @param p What `start_pull` returned. @param out `dim` floats for each key.
+  /// Throws: argument_error for one that is finished, or of another object.
   void finish_pull(pending&& p, std::span<float> out) {
+    if (p.net_ != &net_)
+      throw argument_error("heddle::sharded_table: finish_pull: the pull is finished, moved away, or another object's");
     if (out.size() != p.places_.size() * dim)
       throw argument_error("heddle::sharded_table: pull: " + std::to_string(p.places_.size()) + " keys and " +
                            std::to_string(out.size()) + " floats of room; allowed is as much for each");
     std::unique_lock lock(net_.mutex());
+    p.net_ = nullptr;
     net_.wait(lock, p.calls_, "pull");
     for (const std::uint64_t id : p.calls_) {
       const auto c = net_.take(id);
       detail::byte_reader in(c.rows.data(), c.rows.size(), "a reply of server " + std::to_string(c.server));
       for (const std::uint32_t i : c.items) {
         detail::take_floats(in, p.rows_.data() + std::size_t{i} * dim, dim, c.half);
-        if (c.tag == static_cast<std::uint32_t>(tag::pull)) remember(p.keys_[i], p.rows_.data() + std::size_t{i} * dim);
+        if (c.tag == static_cast<std::uint32_t>(tag::pull))
+          remember(p.keys_[i], p.rows_.data() + std::size_t{i} * dim, p.as_of_);
       }
     }
     lock.unlock();
@@ -90,60 +115,71 @@ template <class Table, messenger Messenger> class sharded_table {
   /// @param keys Any. @param gradients `dim` floats for each. @param o What comes with it; worker and sequence are
   /// ours.
   void push(std::span<const key_type> keys, std::span<const float> gradients, const push_options& o = {}) {
-    for (const std::size_t size : {gradients.size() / dim, o.shows.size(), o.clicks.size(), o.times.size()})
-      if ((size != keys.size() && size != 0) || gradients.size() != keys.size() * dim || keys.size() >> 31 != 0)
-        throw argument_error("heddle::sharded_table: push: " + std::to_string(keys.size()) + " keys and " +
-                             std::to_string(gradients.size()) + " floats of gradients; allowed is as much for each");
+    detail::check_sizes("sharded_table: push", keys.size(), gradients.size(), dim, "floats of gradients");
+    detail::check_sightings("sharded_table: push", keys.size(), {o.shows, o.clicks, o.times});
     if (!std::isfinite(o.lr)) throw argument_error("heddle::sharded_table: push: lr is " + std::to_string(o.lr));
     std::unique_lock lock(net_.mutex());
     net_.check_alive();
-    if (!keys_.empty() && lr_ != o.lr) send_gathered();
-    net_.wait_for_room(lock);
-    const std::vector<float> mended = guarded(gradients);
-    if (keys_.empty()) gathered_since_ = clock::now();
+    net_.wait_for_room(lock);  // meanwhile other threads may have gathered, with another rate
+    if (gathered_ != 0 && lr_ != o.lr) send_gathered();
+    std::uint64_t rejected = 0;
+    const std::vector<float> mended = guarded(gradients, rejected);
+    const std::size_t before = keys_.size();
+    try {
+      for (std::size_t i = 0; i < keys.size(); ++i) {
+        const float* const g = (Guard::edits ? mended.data() : gradients.data()) + i * dim;
+        if constexpr (!Guard::edits) {
+          if (!settings_.guard.template check<dim>(g)) {
+            ++rejected;
+            continue;
+          }
+        }
+        keys_.push_back(keys[i]);
+        gradients_.insert(gradients_.end(), g, g + dim);
+        const float times = o.times.empty() ? 1.0f : o.times[i];
+        seen_.push_back({times, o.shows.empty() ? times : o.shows[i], o.clicks.empty() ? 0.0f : o.clicks[i]});
+      }
+    } catch (...) {
+      keys_.resize(before), gradients_.resize(before * dim);
+      if (seen_.size() > before) seen_.resize(before);
+      throw;
+    }
+    rejected_ += rejected;
+    if (gathered_++ == 0) gathered_since_ = clock::now();
     lr_ = o.lr;
     sightings_ = sightings_ || !o.shows.empty() || !o.clicks.empty() || !o.times.empty();
-    for (std::size_t i = 0; i < keys.size(); ++i) {
-      const float* const g = (Guard::edits ? mended.data() : gradients.data()) + i * dim;
-      if constexpr (!Guard::edits) {
-        if (!settings_.guard.template check<dim>(g)) {
-          ++rejected_;
-          continue;
-        }
-      }
-      keys_.push_back(keys[i]);
-      gradients_.insert(gradients_.end(), g, g + dim);
-      const float times = o.times.empty() ? 1.0f : o.times[i];
-      seen_.push_back({times, o.shows.empty() ? times : o.shows[i], o.clicks.empty() ? 0.0f : o.clicks[i]});
-    }
     if (options_.gather <= 1 || keys_.size() >= options_.gather) send_gathered();
   }
 
   /// Sends what was gathered, and waits until the servers have it all.
   void flush() {
     std::unique_lock lock(net_.mutex());
-    if (!keys_.empty()) send_gathered();
+    if (gathered_ != 0) send_gathered();
     net_.settle(lock, "flush");
   }
   /// Lets every server save its part, with all that this worker has pushed.
   void save() {
     std::unique_lock lock(net_.mutex());
-    if (!keys_.empty()) send_gathered();
+    if (gathered_ != 0) send_gathered();
     net_.ask_all(lock, tag::save, "save");
   }
   /// @brief Pushes what was gathered and tells the servers that this worker pushes no more; waits until they have saved
   /// that. Where servers apply in order, this is when the others have pushed as often, or have finished.
   void finish() {
     std::unique_lock lock(net_.mutex());
-    if (!keys_.empty()) send_gathered();
+    if (gathered_ != 0) send_gathered();
+    std::vector<std::vector<std::byte>> bodies;
     for (int k = 0; k < options_.servers; ++k) {
       detail::table_request h = net_.head(k);
       h.last = 1;
-      net_.post(k, h, {});
+      bodies.push_back(net_.bytes_of(h, {}));
     }
+    net_.post(std::move(bodies));
+    net_.send_posted();
     net_.ask_all(lock, tag::save, "finish");
   }
-  /// Gradients left out or edited since they weren't finite.
+  /// Gradients left out or edited since they weren't finite; and sums of finite ones that weren't, or don't fit what
+  /// travels, which are left out, also by `guard::raise`, as they may be found when others push.
   std::uint64_t rejected() const {
     const std::lock_guard lock(net_.mutex());
     return rejected_;
@@ -161,13 +197,12 @@ template <class Table, messenger Messenger> class sharded_table {
 
  private:
   static const worker_options& checked(const typename Table::settings& s, const Messenger& m, const worker_options& o) {
+    o.check();
+    detail::check_shards(s);
     if (o.servers < 1 || m.rank() < o.servers || o.servers > (1 << s.shard_bits))
       throw argument_error("heddle::sharded_table: rank " + std::to_string(m.rank()) + " with " +
                            std::to_string(o.servers) + " servers; allowed are workers' ranks, behind at most " +
                            std::to_string(1 << s.shard_bits) + " servers");
-    if (o.cached_rows != 0 && !std::has_single_bit(o.cached_rows))
-      throw argument_error("heddle::sharded_table: cached_rows is " + std::to_string(o.cached_rows) +
-                           ", allowed is 0 or a power of two");
     return o;
   }
   struct cached_row {
@@ -188,7 +223,9 @@ template <class Table, messenger Messenger> class sharded_table {
     pending p;
     p.places_.resize(keys.size());
     const std::lock_guard lock(net_.mutex());
-    if (!keys_.empty()) send_gathered();  // a pull sees what was pushed before
+    if (gathered_ != 0) send_gathered();  // a pull sees what was pushed before
+    p.net_ = &net_;
+    p.as_of_ = pushes_;
     std::map<int, std::vector<std::uint32_t>> of;
     place_of_.clear();
     std::size_t slots = 16;
@@ -202,7 +239,7 @@ template <class Table, messenger Messenger> class sharded_table {
         p.keys_.push_back(keys[i]);
         place_of_[at] = static_cast<std::uint32_t>(p.keys_.size());
         p.rows_.resize(p.keys_.size() * dim);
-        if (!recall(keys[i], p.rows_.data() + (p.keys_.size() - 1) * dim))
+        if (t == tag::read || !recall(keys[i], p.rows_.data() + (p.keys_.size() - 1) * dim))
           of[server_of(mixed)].push_back(static_cast<std::uint32_t>(p.keys_.size() - 1));
       }
       p.places_[i] = place_of_[at] - 1;
@@ -227,8 +264,10 @@ template <class Table, messenger Messenger> class sharded_table {
     std::memcpy(to, c.row.data(), dim * sizeof(float));
     return true;
   }
-  void remember(key_type key, const float* row) {
-    if (cache_.empty()) return;
+  void remember(key_type key, const float* row, std::uint64_t as_of) {
+    const std::uint64_t until =
+        as_of + (std::min)(options_.cached_for, (std::numeric_limits<std::uint64_t>::max)() - as_of);
+    if (cache_.empty() || until < pushes_ + 1) return;
     cached_row& c = cache_[detail::mix(detail::widen_key(key)) & (cache_.size() - 1)];
     if (c.until >= pushes_ + 1 && c.key != key && c.uses > 0) {
       --c.uses;
@@ -236,20 +275,30 @@ template <class Table, messenger Messenger> class sharded_table {
     }
     if (c.key != key) c.uses = 0;
     c.key = key;
-    c.until = pushes_ + options_.cached_for;
+    c.until = until;
     c.row.assign(row, row + dim);
   }
 
+  // A guard of what travels: what is finite may not be so when it is narrowed, or summed.
+  struct finite_on_wire {
+    bool half;
+    template <std::size_t Dim> bool check(const float* g) const noexcept {
+      if (!half) return guard::reject{}.check<Dim>(g);
+      float narrow[Dim];
+      for (std::size_t i = 0; i < Dim; ++i) narrow[i] = static_cast<float>(static_cast<bfloat16>(g[i]));
+      return guard::reject{}.check<Dim>(narrow);
+    }
+  };
   // Gradients as a guard that edits leaves them; nothing for one that doesn't, but throws for one that throws.
-  std::vector<float> guarded(std::span<const float> gradients) {
+  std::vector<float> guarded(std::span<const float> gradients, std::uint64_t& rejected) const {
     std::vector<float> mended;
     if constexpr (Guard::edits) {
       mended.assign(gradients.begin(), gradients.end());
-      for (std::size_t i = 0; i < mended.size(); i += dim)
-        rejected_ += !settings_.guard.template check<dim>(&mended[i]);
+      for (std::size_t i = 0; i < mended.size(); i += dim) rejected += !settings_.guard.template check<dim>(&mended[i]);
     } else if constexpr (Guard::throws) {
       for (std::size_t i = 0; i < gradients.size(); i += dim)
-        if (!settings_.guard.template check<dim>(&gradients[i]))
+        if (!settings_.guard.template check<dim>(&gradients[i]) ||
+            !finite_on_wire{options_.half}.template check<dim>(&gradients[i]))
           throw argument_error("heddle::sharded_table: push: the gradient of item " + std::to_string(i / dim) +
                                " isn't finite");
     }
@@ -267,35 +316,44 @@ template <class Table, messenger Messenger> class sharded_table {
     };
     const auto sight = [&](std::uint32_t i) { return i < n ? seen_[i] : b.seen[i - n]; };
     b.merge(dim, n, gradient, sight);
+    const bool with_sightings = sightings_ || n != b.entries.size();
+    std::size_t overflows = 0;
+    if constexpr (!std::is_same_v<Guard, guard::none>)
+      overflows = detail::drop_overflows<dim, false>(b, 0, finite_on_wire{options_.half}, gradient);
     std::vector<std::vector<detail::batch_entry>> of(static_cast<std::size_t>(options_.servers));
     for (const detail::batch_entry& e : b.entries) of[static_cast<std::size_t>(server_of(e.mixed))].push_back(e);
     detail::byte_writer out;
     std::vector<float> floats;
+    std::vector<std::vector<std::byte>> bodies;
     for (int k = 0; k < options_.servers; ++k) {
       const auto& mine = of[static_cast<std::size_t>(k)];
       detail::table_request h = net_.head(k);
       h.items = mine.size();
       h.lr = lr_;
-      h.sightings = sightings_ || n != b.entries.size();
+      h.sightings = with_sightings;
       out.clear();
       for (const auto& e : mine) out.put(static_cast<key_type>(detail::unmix(e.mixed)));
       if (h.sightings) {
         for (float sighting::* field : {&sighting::times, &sighting::show, &sighting::click})
-          for (const auto& e : mine) out.put(sight(e.item).*field);
+          for (const auto& e : mine) out.put((std::min)(sight(e.item).*field, 0x1p32f));
       }
       floats.clear();
       for (const auto& e : mine) floats.insert(floats.end(), gradient(e.item), gradient(e.item) + dim);
       detail::put_floats(out, floats.data(), floats.size(), options_.half);
-      net_.post(k, h, {out.data(), out.size()});
+      bodies.push_back(net_.bytes_of(h, {out.data(), out.size()}));
     }
+    net_.post(std::move(bodies));
     keys_.clear(), gradients_.clear(), seen_.clear();
     sightings_ = false;
+    gathered_ = 0;
+    rejected_ += overflows;
     ++pushes_;
+    net_.send_posted();
   }
 
   typename Table::settings settings_;
   worker_options options_;
-  std::uint64_t pushes_ = 0, rejected_ = 0, cache_hits_ = 0;
+  std::uint64_t pushes_ = 0, gathered_ = 0, rejected_ = 0, cache_hits_ = 0;  // gathered_: pushes not sent yet
   std::vector<cached_row> cache_;
   std::vector<std::uint32_t> place_of_;
   std::vector<key_type> keys_;  // gathered

@@ -40,6 +40,8 @@ struct server_options {
   std::string path{};
   std::uint64_t save_every = 0;  ///< Pushes between two saves; 0: when a worker asks, or its log is half full.
   std::chrono::nanoseconds linger{2'000'000'000};  ///< How long run() goes on in silence for workers still here.
+  /// How long run() waits for a worker's first word; then it is dead.
+  std::chrono::nanoseconds join{std::chrono::minutes(10)};
 };
 
 /// @brief The part of a table's settings that is for one server: an equal run of virtual shards.
@@ -75,17 +77,19 @@ template <class Table, messenger Messenger> class table_server {
   using status = detail::reply_status;
   using clock = std::chrono::steady_clock;
   static constexpr std::size_t dim = Table::dim;
-  static constexpr std::uint32_t presence = 0x8000;  // worker w + presence numbers how often w has left and come back
+  // Worker w + whole numbers the pushes of w that have taken effect in all shards: a table saved while a push is under
+  // way may have it in some. Worker w + presence numbers how often w has left and come back.
+  static constexpr std::uint32_t whole = 0x4000, presence = 0x8000;
 
  public:
   /// @param table This server's part, see `settings_of_server`. @param m The messenger. @param o Settings. Both outlive
   /// it. If a save is there, it is loaded.
   table_server(Table& table, Messenger& m, const server_options& o)
       : table_(&table), messenger_(&m), options_(o), layout_(table.layout_number()) {
-    if (o.servers < 1 || o.workers < 1 || o.workers > 0x7fff || m.rank() >= o.servers ||
+    if (o.servers < 1 || o.workers < 1 || o.workers > 0x3fff || m.rank() >= o.servers ||
         m.size() < o.servers + o.workers)
       throw argument_error("heddle::table_server: " + std::to_string(o.servers) + " servers and " +
-                           std::to_string(o.workers) + " workers; allowed are up to 32767 workers and together " +
+                           std::to_string(o.workers) + " workers; allowed are up to 16383 workers and together " +
                            std::to_string(m.size()) + " ranks, of which this is " + std::to_string(m.rank()));
     const auto part = settings_of_server(table.options(), m.rank(), o.servers);
     if (part.first_shard != table.options().first_shard || part.last_shard != table.options().last_shard)
@@ -94,7 +98,10 @@ template <class Table, messenger Messenger> class table_server {
     workers_.resize(static_cast<std::size_t>(o.workers));
     for (std::size_t w = 0; w < workers_.size(); ++w) {
       worker& x = workers_[w];
-      x.taken = x.applied = x.saved = table.sequence_of(static_cast<std::uint32_t>(w));
+      x.taken = table.sequence_of(static_cast<std::uint32_t>(w) + whole);
+      // None, if the shards were another server's: that one's pushes.
+      if (x.taken == 0) x.taken = table.sequence_of(static_cast<std::uint32_t>(w));
+      x.applied = x.saved = x.taken;
       x.presence = table.sequence_of(static_cast<std::uint32_t>(w) + presence);
     }
   }
@@ -113,8 +120,10 @@ template <class Table, messenger Messenger> class table_server {
   }
   /// @brief Serves until every worker has left or died, and then until nobody can be waiting for an answer any more.
   void run() {
-    for (auto quiet = clock::now(); !all_gone() || (anyone_here() && clock::now() - quiet < options_.linger);) {
+    const auto start = clock::now();
+    for (auto quiet = start; !all_gone() || (anyone_here() && clock::now() - quiet < options_.linger);) {
       if (serve(std::chrono::milliseconds(20)) || !all_gone()) quiet = clock::now();
+      if (clock::now() - start >= options_.join) give_up_absent();
     }
     if (const worker* const w = died()) {
       const int rank = options_.servers + static_cast<int>(w - workers_.data());
@@ -143,12 +152,13 @@ template <class Table, messenger Messenger> class table_server {
     std::uint64_t id;
     address from;
     payload body;
+    std::uint64_t object;  // see table_request
   };
   struct worker {
     std::uint64_t taken = 0, applied = 0, saved = 0;  // number of the last push of which that is true
     std::map<std::uint64_t, payload> early;           // pushes taken but not applied, and such that came too early
-    std::uint64_t presence = 0, life = 0;             // odd: it has left; the life that greeted last
-    bool dead = false, here = false;
+    std::uint64_t presence = 0, object = 0;           // odd: it has left; the sharded_table that greeted last
+    bool dead = false, here = false, heard = false;
     std::string epitaph;
     bool left() const noexcept { return presence % 2 != 0; }
   };
@@ -157,6 +167,7 @@ template <class Table, messenger Messenger> class table_server {
     const int rank = m.from.rank - options_.servers;
     if (rank < 0 || rank >= options_.workers) return;  // another server's news
     worker& w = workers_[static_cast<std::size_t>(rank)];
+    w.heard = w.heard || m.kind == message_kind::joined || m.kind == message_kind::data;
     switch (m.kind) {
       case message_kind::joined:
         w.dead = false;
@@ -175,12 +186,14 @@ template <class Table, messenger Messenger> class table_server {
       case message_kind::gap: return;  // the worker repeats what isn't answered
       case message_kind::data: break;
     }
+    const std::uint64_t object = object_of(m.body);
+    if (object < w.object) return;  // a late message of a former sharded_table
     try {
-      take(w, static_cast<std::uint32_t>(rank), request{m.tag, m.id, m.from, std::move(m.body)});
+      take(w, static_cast<std::uint32_t>(rank), request{m.tag, m.id, m.from, std::move(m.body), object});
     } catch (const argument_error& e) {
-      fail(w, m.from, m.id, e.what());
+      fail(w, m.from, m.id, object, e.what());
     } catch (const file_error& e) {
-      fail(w, m.from, m.id, e.what());
+      fail(w, m.from, m.id, object, e.what());
     }
   }
 
@@ -190,9 +203,12 @@ template <class Table, messenger Messenger> class table_server {
     if (head.layout != layout_) in.refuse("its table has other rows than the server's");
     switch (static_cast<tag>(r.tag)) {
       case tag::hello:
-        if (w.life != r.from.life) {  // a new object, which goes on behind what was taken
-          w.life = r.from.life;
+        if (head.gathers && (options_.ordered || options_.staleness != server_options::unbounded))
+          in.refuse("it gathers pushes, which servers that count them (ordered, staleness) don't allow");
+        if (w.object != head.object) {  // a new one, which goes on behind what was taken
+          w.object = head.object;
           w.early.erase(w.early.upper_bound(w.taken), w.early.end());
+          std::erase_if(waiting_, [&](const request& q) { return q.from.rank == r.from.rank; });
           if (w.left()) table_->note_sequence(number + presence, ++w.presence);
         }
         return reply(w, r, status::done);
@@ -207,12 +223,31 @@ template <class Table, messenger Messenger> class table_server {
       case tag::read:
       case tag::save:
         if (head.pushes > w.taken) return reply(w, r, status::behind);
-        waiting_.push_back(std::move(r));
+        if (std::none_of(waiting_.begin(), waiting_.end(),
+                         [&](const request& q) { return q.from.rank == r.from.rank && q.id == r.id; }))
+          waiting_.push_back(std::move(r));
         return;
       default: in.refuse("its tag is " + std::to_string(r.tag));
     }
   }
 
+  // Which sharded_table sent it; 0 for a body that is too short.
+  static std::uint64_t object_of(const payload& body) {
+    detail::table_request head;
+    if (body.size() >= sizeof head) std::memcpy(&head, body.data(), sizeof head);
+    return head.object;
+  }
+  // Holds those for dead who were never heard of.
+  void give_up_absent() {
+    for (std::size_t i = 0; i < workers_.size(); ++i) {
+      worker& w = workers_[i];
+      if (w.heard || w.left() || w.dead) continue;
+      w.dead = true;
+      w.epitaph = "rank " + std::to_string(options_.servers + static_cast<int>(i)) + " has not come";
+      apply_ready();
+      answer_waiting();
+    }
+  }
   // Whether the worker would wait for another one.
   const worker* laggard(std::uint64_t pushes) const {
     if (options_.staleness == server_options::unbounded) return nullptr;
@@ -251,15 +286,15 @@ template <class Table, messenger Messenger> class table_server {
       request now = std::move(r);
       waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
       if (dead) {
-        fail(w, now.from, now.id, dead->epitaph);
+        fail(w, now.from, now.id, now.object, dead->epitaph);
         continue;
       }
       try {
         answer(w, now, head);
       } catch (const argument_error& e) {
-        fail(w, now.from, now.id, e.what());
+        fail(w, now.from, now.id, now.object, e.what());
       } catch (const file_error& e) {
-        fail(w, now.from, now.id, e.what());
+        fail(w, now.from, now.id, now.object, e.what());
       }
     }
   }
@@ -274,7 +309,7 @@ template <class Table, messenger Messenger> class table_server {
     take_keys(in, head);
     floats_.resize(keys_.size() * dim);
     if (static_cast<tag>(r.tag) == tag::pull)
-      table_->pull(keys_, floats_);
+      table_->preview(keys_, floats_);  // makes no rows, as after this server's death nobody pulls again
     else
       table_->read(keys_, floats_);
     reply(w, r, status::done, &head);
@@ -311,16 +346,17 @@ template <class Table, messenger Messenger> class table_server {
   }
 
   void apply(worker& w, std::uint32_t number) {
-    const auto found = w.early.find(++w.applied);
-    const payload body = std::move(found->second);
-    w.early.erase(found);
+    const auto found = w.early.find(w.applied + 1);
+    const std::uint64_t object = object_of(found->second);
     try {
-      apply(w, number, body);
+      apply(w, number, found->second);
     } catch (const argument_error& e) {  // its worker learns that it was refused, whoever's message has set it off
-      fail(w, address(options_.servers + static_cast<int>(number)), 0, e.what());
+      fail(w, address(options_.servers + static_cast<int>(number)), 0, object, e.what());
     } catch (const file_error& e) {
-      fail(w, address(options_.servers + static_cast<int>(number)), 0, e.what());
+      fail(w, address(options_.servers + static_cast<int>(number)), 0, object, e.what());
     }
+    w.early.erase(found);  // not after std::bad_alloc: it is still to be applied
+    ++w.applied;
     ++since_save_;
   }
   void apply(worker& w, std::uint32_t number, const payload& body) {
@@ -342,23 +378,29 @@ template <class Table, messenger Messenger> class table_server {
                          .clicks = sight[2],
                          .times = sight[0],
                          .worker = number,
-                         .sequence = w.applied};
+                         .sequence = w.applied + 1,
+                         .summed = true};
     table_->push(keys_, floats_, o);
-    table_->note_sequence(number, w.applied);  // also of a push that touched no shard
-    if (head.last && !w.left()) table_->note_sequence(number + presence, ++w.presence);
+    table_->note_sequence(number, o.sequence);  // also of a push that touched no shard
+    table_->note_sequence(number + whole, o.sequence);
+    if (head.last && !w.left()) {
+      table_->note_sequence(number + presence, w.presence + 1);
+      ++w.presence;
+    }
   }
 
   void reply(const worker& w, const request& r, status s, const detail::table_request* rows = nullptr) {
-    detail::table_reply head{.next = w.taken + 1, .covered = options_.path.empty() ? w.applied : w.saved, .status = s};
+    detail::table_reply head{
+        .next = w.taken + 1, .covered = options_.path.empty() ? w.applied : w.saved, .object = r.object, .status = s};
     out_.clear();
     if (rows) head.half = rows->half;
     out_.put(head);
     if (rows) detail::put_floats(out_, floats_.data(), floats_.size(), rows->half != 0);
     send(r.from, r.id, r.tag == static_cast<std::uint32_t>(tag::push));
   }
-  void fail(const worker& w, address to, std::uint64_t id, const std::string& why) {
+  void fail(const worker& w, address to, std::uint64_t id, std::uint64_t object, const std::string& why) {
     out_.clear();
-    out_.put(detail::table_reply{.next = w.taken + 1, .covered = 0, .status = status::failed});
+    out_.put(detail::table_reply{.next = w.taken + 1, .covered = 0, .object = object, .status = status::failed});
     out_.put(why.data(), why.size());
     send(to, id, false);
   }

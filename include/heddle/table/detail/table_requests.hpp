@@ -12,6 +12,7 @@
 #include <exception>
 #include <map>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <utility>
 
@@ -49,7 +50,10 @@ template <class Messenger> class table_requests {
 
  public:
   table_requests(Messenger& m, const worker_options& o, std::uint64_t layout, std::size_t width)
-      : messenger_(&m), options_(o), layout_(layout), width_(width), links_(static_cast<std::size_t>(o.servers)) {}
+      : messenger_(&m), options_(o), layout_(layout), width_(width), links_(static_cast<std::size_t>(o.servers)) {
+    object_ =
+        static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
+  }
   ~table_requests() { stop(); }
   std::mutex& mutex() const noexcept { return mutex_; }
 
@@ -76,8 +80,10 @@ template <class Messenger> class table_requests {
     return {.layout = layout_,
             .pushes = l.sent,
             .first = l.first,
+            .object = object_,
             .half = options_.half,
-            .crowded = l.bytes > options_.log_bytes / 2};
+            .crowded = l.bytes > options_.log_bytes / 2,
+            .gathers = options_.gather > 1};
   }
   // Sends a request that will be repeated until it is answered.
   std::uint64_t ask(int server, tag t, const table_request& h, std::span<const std::byte> keys,
@@ -101,17 +107,32 @@ template <class Messenger> class table_requests {
     if (!body.empty()) std::memcpy(b.data() + sizeof h, body.data(), body.size());
     return b;
   }
-  // Numbers a push, keeps it, and sends it.
-  void post(int server, const table_request& h, std::span<const std::byte> body) {
-    link& l = links_[static_cast<std::size_t>(server)];
-    l.log.push_back(bytes_of(h, body));
-    l.bytes += l.log.back().size();
-    const std::uint64_t number = ++l.sent;
-    if (l.next == number) {  // nothing else is unanswered
-      l.wait = options_.retry;
-      l.due = clock::now() + l.wait;
+  // Numbers and keeps a push to each server: all or, where it throws, none.
+  void post(std::vector<std::vector<std::byte>>&& bodies) {
+    std::size_t k = 0;
+    try {
+      for (; k < links_.size(); ++k) links_[k].log.push_back(std::move(bodies[k]));
+    } catch (...) {
+      while (k > 0) links_[--k].log.pop_back();
+      throw;
     }
-    transmit(server, static_cast<std::uint32_t>(tag::push), number, l.log.back());
+    for (link& l : links_) {
+      l.bytes += l.log.back().size();
+      if (l.next == ++l.sent) {  // nothing else is unanswered
+        l.wait = options_.retry;
+        l.due = clock::now() + l.wait;
+      }
+    }
+  }
+  // Sends what was posted last.
+  void send_posted() {
+    for (std::size_t k = 0; k < links_.size(); ++k)
+      transmit(static_cast<int>(k), static_cast<std::uint32_t>(tag::push), links_[k].sent, links_[k].log.back());
+  }
+  // Calls that nobody waits for any more.
+  void forget(const std::vector<std::uint64_t>& calls) {
+    const std::lock_guard lock(mutex_);
+    for (const std::uint64_t id : calls) calls_.erase(id);
   }
   // The answer of a call that was waited for.
   auto take(std::uint64_t id) {
@@ -180,6 +201,7 @@ template <class Messenger> class table_requests {
       (void)messenger_->try_send(address(server), t, id, payload(std::span<const std::byte>(body)));
     } catch (const peer_error&) {  // it may start again: the request is repeated
     } catch (const congestion_error&) {
+    } catch (const std::bad_alloc&) {
     }
   }
 
@@ -213,6 +235,7 @@ template <class Messenger> class table_requests {
     if (m.kind != message_kind::data || m.tag != static_cast<std::uint32_t>(tag::reply)) return;
     byte_reader in(m.body.data(), m.body.size(), "a reply of server " + std::to_string(m.from.rank));
     const auto r = in.get<table_reply>();
+    if (r.object != object_) return;  // to a former object of this rank
     link& l = links_[static_cast<std::size_t>(m.from.rank)];
     if (r.status == reply_status::failed) {
       failed_by_ = m.from.rank;
@@ -280,7 +303,7 @@ template <class Messenger> class table_requests {
 
   Messenger* messenger_;
   worker_options options_;
-  std::uint64_t layout_, last_id_ = 0, retries_ = 0;
+  std::uint64_t layout_, object_ = 0, last_id_ = 0, retries_ = 0;
   std::size_t width_;  // floats of a row
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -31,11 +31,14 @@ struct table_request {
   std::uint64_t pushes = 0;    // of a pull or a save: the answer is to be as of so many pushes of this worker, at least
   std::uint64_t first = 0;     // number of the first push in the worker's log
   std::uint64_t items = 0;     // keys that follow
+  std::uint64_t object = 0;    // which sharded_table of this rank it is from: later ones have higher numbers
   float lr = 0.0f;             // of a push
   std::uint8_t half = 0;       // the floats that follow, or those wanted, have 16 bits
   std::uint8_t sightings = 0;  // three floats per key follow the keys
   std::uint8_t crowded = 0;    // the worker's log is half full: a save would help
   std::uint8_t last = 0;       // of a push: no more follow
+  std::uint8_t gathers = 0;    // of a greeting: pushes are gathered, so their number says nothing
+  std::uint8_t unused[7] = {};
 };
 
 enum class reply_status : std::uint32_t { done = 1, behind = 2, failed = 3 };
@@ -43,6 +46,7 @@ enum class reply_status : std::uint32_t { done = 1, behind = 2, failed = 3 };
 struct table_reply {
   std::uint64_t next = 0;     // the number of the worker's push that the server expects
   std::uint64_t covered = 0;  // pushes up to this number needn't be repeated whatever happens
+  std::uint64_t object = 0;   // the request's
   reply_status status = reply_status::done;
   std::uint32_t half = 0;
 };
