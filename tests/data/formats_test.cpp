@@ -123,6 +123,16 @@ TEST_CASE("Numbers are those of the C library") {
     REQUIRE(value == static_cast<float>(std::strtod(text, nullptr)));
     REQUIRE(*p == 0);
   }
+  hd::sparse_batch b;
+  for (const char* tiny : {"1e-400", "-4.9e-325", "1e-99999999999999999999", "1e-50"}) {
+    b.clear();
+    REQUIRE(hd::libsvm{}.parse("1 1:" + std::string(tiny), b).what == kind::record);
+    CHECK(b.values == std::vector<float>{0.0f});
+  }
+  b.clear();
+  CHECK(hd::libsvm{}.parse("1 1:0." + std::string(400, '0') + "1", b).what == kind::record);
+  CHECK(hd::libsvm{}.parse("1 1:1" + std::string(400, '0') + "e-1", b).what == kind::malformed);
+  CHECK(hd::libsvm{}.parse("1 1:1e400", b).what == kind::malformed);
 }
 
 TEST_CASE("csv rows") {

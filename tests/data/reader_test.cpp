@@ -418,6 +418,7 @@ TEST_CASE("Options outside their range are refused by name") {
   refused({.rank = 2, .ranks = 2}, "rank");
   refused({.ranks = 0}, "rank");
   refused({.shuffle = std::size_t{1} << 32}, "shuffle");
+  refused({.first_epoch = std::uint64_t{1} << 32}, "first_epoch");
   CHECK_THROWS_AS((hd::multi_queue_reader(hd::integers<int>{0}, f.paths())), hd::argument_error);
   reader r(hd::lines{}, f.paths(), {.epochs = 0});
   hd::text_batch b;

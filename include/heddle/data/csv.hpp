@@ -67,7 +67,7 @@ constexpr std::uint64_t feature_key(std::uint64_t column, std::uint64_t category
 
 /// @brief Records are lines of fields between separators. Spaces around a field don't count. A field may stand in
 /// double quotes, with quotes doubled inside, and may then hold separators, but no line feed: a record never crosses a
-/// line.
+/// line. A line of nothing but spaces is blank, also where there is one column only: write `missing` there, or "".
 struct csv {
   using batch = table_batch;  ///< Rows.
 

@@ -48,10 +48,14 @@ struct reader_options {
       throw argument_error("heddle::reader_options: rank is " + std::to_string(rank) +
                            ", allowed is 0 to ranks - 1, with " + std::to_string(ranks) + " ranks");
     }
-    if (shuffle >> 32) {
-      throw argument_error("heddle::reader_options: shuffle is " + std::to_string(shuffle) +
-                           ", allowed is less than 2^32");
-    }
+    const auto below_2_32 = [](const char* name, std::uint64_t value) {
+      if (value >> 32) {
+        throw argument_error(std::string("heddle::reader_options: ") + name + " is " + std::to_string(value) +
+                             ", allowed is less than 2^32");
+      }
+    };
+    below_2_32("shuffle", shuffle);
+    below_2_32("first_epoch", first_epoch);
   }
 };
 

@@ -23,8 +23,27 @@ inline std::size_t line_end(const char* text, std::size_t n) noexcept {
   return at ? static_cast<std::size_t>(static_cast<const char*>(at) - text) : n;
 }
 
+/// Whether a number that no double can hold is too small, not too large: the place of its first digit says so.
+inline bool is_tiny(const char* p, const char* end) noexcept {
+  std::ptrdiff_t place = 0;
+  bool point = false, digit = false;
+  for (; p != end && *p != 'e' && *p != 'E'; ++p) {
+    point = point || *p == '.';
+    digit = digit || (*p != '0' && *p != '.');
+    if (*p != '.') place += digit ? !point : -point;
+  }
+  int exponent = 0;
+  if (end - p > 1) {
+    const bool negative = p[1] == '-';
+    p += p[1] == '+' ? 2 : 1;
+    if (std::from_chars(p, end, exponent).ec != std::errc{}) return negative;
+  }
+  return place + exponent < 0;
+}
+
 /// Reads a finite decimal number, with a sign or not, rounded to double and then to float. On success `p` is behind it;
-/// on failure nothing changes.
+/// on failure nothing changes. What is too small for a
+/// double is 0.
 inline bool read_number(const char*& p, const char* end, float& value) noexcept {
   const char* q = p;
   const bool negative = q != end && *q == '-';
@@ -49,7 +68,10 @@ inline bool read_number(const char*& p, const char* end, float& value) noexcept 
   } else {
     if (q != end && (*q == '-' || *q == '+')) return false;
     const auto [stop, error] = std::from_chars(q, end, x);
-    if (error != std::errc{}) return false;
+    if (error == std::errc::result_out_of_range && is_tiny(q, stop))
+      x = 0.0;
+    else if (error != std::errc{})
+      return false;
     r = stop;
   }
   const float rounded = static_cast<float>(negative ? -x : x);
