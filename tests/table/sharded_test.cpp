@@ -501,7 +501,8 @@ TEST_CASE("a server takes each push once, whole, and from the object that greete
   const scarce_table::settings s{.admission = {&fails}, .shard_bits = 4};
   scarce_table part(s);
   hd::threads::meeting_place place(3);
-  direct home(quick(), place, 0), one(quick(), place, 1), two(quick(), place, 2);
+  direct inner(quick(), place, 0), one(quick(), place, 1), two(quick(), place, 2);
+  wire home(inner, none);
   hd::table_server server(part, home, {.workers = 2, .staleness = 0});
   one.connect(0), two.connect(0);
   const auto serve = [&] {
@@ -557,7 +558,8 @@ TEST_CASE("a server takes each push once, whole, and from the object that greete
 TEST_CASE("a worker that never comes is given up") {
   table_type part(how);
   hd::threads::meeting_place place(2);
-  direct home(quick(), place, 0), one(quick(), place, 1);
+  direct inner(quick(), place, 0), other(quick(), place, 1);
+  wire home(inner, none), one(other, none);
   hd::table_server server(part, home, {.join = 30ms});
   std::string said;
   try {
@@ -571,31 +573,34 @@ TEST_CASE("a worker that never comes is given up") {
                            +[](hd::worker_options& o) { o.cached_rows = 3; }}) {
     hd::worker_options o = worker(1);
     spoil(o);
-    CHECK_THROWS_AS((hd::sharded_table<scarce_table, direct>({}, one, o)), hd::argument_error);
+    CHECK_THROWS_AS((hd::sharded_table<scarce_table, wire>({}, one, o)), hd::argument_error);
   }
-  CHECK_THROWS_AS((hd::sharded_table<scarce_table, direct>({.shard_bits = 40}, one, worker(1))), hd::argument_error);
+  CHECK_THROWS_AS((hd::sharded_table<scarce_table, wire>({.shard_bits = 40}, one, worker(1))), hd::argument_error);
 }
 
 TEST_CASE("gradients are guarded once, by the worker, as they travel") {
-  const auto train = [](float limit, bool half, const floats& g, std::uint64_t& rejected, std::uint64_t& applied) {
+  const auto train = [](float limit, bool half, const floats& g, std::uint64_t& rejected, std::uint64_t& applied,
+                        const hd::losses& losses = none, int times = 1) {
     const scarce_table::settings s{.guard = {.limit = limit}, .shard_bits = 4};
     scarce_table part(s);
     hd::threads::meeting_place place(2);
     std::thread server([&] {
-      direct home(quick(), place, 0);
+      direct inner(quick(), place, 0);
+      wire home(inner, losses);
       hd::table_server served(part, home, {.linger = 100ms});
       served.run();
       applied = served.applied(0);
     });
-    direct m(quick(), place, 1);
+    direct inner(quick(), place, 1);
+    wire m(inner, none);
     hd::worker_options o = worker(1);
     o.half = half;
-    o.gather = 100;
+    o.gather = times == 1 ? 100 : 0;
     {
-      hd::sharded_table<scarce_table, direct> c(s, m, o);
+      hd::sharded_table<scarce_table, wire> c(s, m, o);
       c.push(keys_type{}, floats{});  // nothing is a push, too
       c.flush();
-      c.push(keys_type{1, 1}, g);
+      for (int i = 0; i < times; ++i) c.push(keys_type{1, 1}, g);
       c.finish();
       rejected = c.rejected();
     }
@@ -612,4 +617,7 @@ TEST_CASE("gradients are guarded once, by the worker, as they travel") {
   large[0] = 3.4e38f;  // finite, but not in 16 bits
   CHECK(train(3.4e38f, true, large, rejected, applied) == floats(dim, 0.0f));
   CHECK(rejected == 1);
+  // A third of all replies lost: each push counts once.  T10
+  CHECK(train(2.0f, false, floats(2 * dim, 0.5f), rejected, applied, {.drop = 1.0 / 3}, 1000) == floats(dim, 1000.0f));
+  CHECK(applied == 1002);
 }

@@ -33,8 +33,8 @@ inline namespace v0 {
 ///          one whose threads touch different keys, is repeatable to the bit.
 /// Sync:    any thread may call any member at any time, but for load, load_delta and the destructor. A row changes and
 ///          is read under its shard's lock: it is seen, and saved, as of one moment.
-/// Throws:  argument_error, before anything has changed. std::bad_alloc: rows of the batch may have been made, as a
-///          pull makes them, and batches are applied up to some shard; with a sequence the same push can be repeated.
+/// Throws:  argument_error, before anything has changed. std::bad_alloc, or argument_error as a shard is full: rows may
+///          have been made, as a pull makes them, up to some shard; with a sequence the same push can be repeated.
 /// @tparam Key Any integer type. @tparam Row `row<Dim, Weight>`. @tparam Rule A table_rule. @tparam Initial How rows
 /// begin. @tparam Admission Which keys get one. @tparam Eviction Which rows go. @tparam Guard What becomes of gradients
 /// that aren't finite. @tparam Changes `changes::tracked` or `changes::untracked`.
