@@ -54,7 +54,8 @@ template <class Backend, class Rule, class Element> void check(const Rule& rule)
       Backend::copy(gradients.data(), g, total, q);
       double squares = 0.0, exact = 0.0;
       update.squares(norm, memory, q);
-      update.step(0.01f, 1.0f / loss_scale, q);
+      const float lr = step == 3 ? 0.0f : 0.01f;  // at a rate of 0 moments move, ftrl's state doesn't
+      update.step(lr, 1.0f / loss_scale, q);
       Backend::copy(norm, &squares, 1, q);
       q.synchronize();
       at = 0;
@@ -65,13 +66,18 @@ template <class Backend, class Rule, class Element> void check(const Rule& rule)
           exact += static_cast<double>(wide[k]) * wide[k] * loss_scale * loss_scale;
         }
         float* const state[2] = {a.data() + at, b.data() + at};
-        if (item.lr_scale > 0.0f)
-          rule.update(master.data() + at, wide.data(), state, item.count, {.lr = 0.01f, .step = step, .decay_scale = item.decay_scale});
+        rule.update(master.data() + at, wide.data(), state, item.count, {.lr = lr * item.lr_scale, .step = step, .decay_scale = item.decay_scale});
         at += item.count;
       }
       CHECK(squares == Approx(exact).epsilon(1e-12));
     }
     CHECK(update.steps() == 5);
+    if constexpr (Rule::slots > 0) {
+      std::vector<float> slot(total);
+      Backend::copy(update.state(0), slot.data(), total, q);
+      q.synchronize();
+      for (std::size_t i = 0; i < total; ++i) CHECK(slot[i] == Approx(a[i]).margin(1e-5));
+    }
     std::vector<Element> end(total);
     Backend::copy(p, end.data(), total, q);
     q.synchronize();

@@ -44,6 +44,7 @@ class accumulation {
   template <class Element> void add(std::size_t i, const Element* gradient, double samples) {
     std::vector<float>& sum = sums_[checked(i)];
     check(samples);
+    if (samples == 0.0) return;  // the gradient of no samples may hold anything
     const auto weight = static_cast<float>(samples);
     float block[512];
     for (std::size_t k = 0; k < sum.size(); k += std::size(block)) {

@@ -59,6 +59,10 @@ concept has_element_step = requires(const Rule& r, const update_context& x, floa
   r.element_step(x);
   r.element_step(x).scale(factor, factor);
 };
+/// Says `derives_parameter`: a parameter is a function of the rule's state, so what others do to it is forgotten. Then
+/// no mode may average or share parameters.
+template <class Rule>
+concept has_derived_parameter = requires { requires Rule::derives_parameter; };
 /// @}
 
 /// @brief An update rule: one pass over parameter, gradient and state of a tensor.

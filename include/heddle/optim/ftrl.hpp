@@ -14,6 +14,7 @@ struct ftrl_step {
   float lr, beta, l1, l2;
   HEDDLE_HD void scale(float rate, float factor) { lr *= rate, l1 *= factor, l2 *= factor; }
   HEDDLE_HD void operator()(float& p, const float& g, float& z, float& n) const {
+    if (lr == 0.0f) return;  // 1 / lr is in the formula
     float before = n, after = n + g * g;
     n = after;
     take_root(before);
@@ -36,7 +37,8 @@ struct ftrl_step {
 /// State:   8 bytes per element (z and n).
 /// Traffic: 28 bytes per element (16 read, 12 written), the least possible.
 /// Wire:    nothing.
-/// Order:   after the exchange; not with a compressor that corrects momentum.
+/// Order:   after the exchange; not with a compressor that corrects momentum, nor in a mode that averages or shares
+///          parameters: each step would forget what others did to them.
 /// Sync:    never.
 /// Paper:   McMahan et al. 2013, algorithm 1; its alpha is the learning rate. decay_scale multiplies l1 and l2.
 /// Throws:  argument_error from check() for a number outside its range.
@@ -45,7 +47,8 @@ struct ftrl {
   float l1 = 0.0f;    ///< Makes parameters 0, 0 or above.
   float l2 = 0.0f;    ///< Makes parameters small, 0 or above.
 
-  static constexpr int slots = 2;  ///< z and n.
+  static constexpr int slots = 2;                  ///< z and n.
+  static constexpr bool derives_parameter = true;  ///< From them alone: what else moved a parameter is forgotten.
 
   /// Throws argument_error for a number outside its range.
   void check() const {
@@ -56,7 +59,7 @@ struct ftrl {
     }
   }
 
-  /// One step of an element, at a rate above 0.
+  /// One step of an element.
   auto element_step(const update_context& x) const noexcept {
     return detail::ftrl_step{x.lr, beta, l1 * x.decay_scale, l2 * x.decay_scale};
   }

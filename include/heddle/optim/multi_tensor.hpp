@@ -60,7 +60,6 @@ template <class Step, class Element, int Slots> struct update_one {
   }
   HEDDLE_HD void operator()(std::size_t i) const {
     const update_row<Element>& row = rows[find_row(rows, tensors, i)];
-    if (lr * row.item.lr_scale == 0.0f) return;
     Step s = step;
     s.scale(row.item.lr_scale, row.item.decay_scale);
     const std::size_t at = i - row.begin;
