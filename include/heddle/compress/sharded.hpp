@@ -25,10 +25,13 @@ inline namespace v0 {
 ///          a packet are all-reduced. Needs the topology `hierarchical`.
 /// Sync:    never.
 /// Paper:   ours; BytePS (Jiang et al. 2020) has the two levels without the division.
-/// @tparam Compressor A compressor that sends packets of which each element can be compressed without the others.
+/// @tparam Compressor A packet_compressor of which each element can be compressed without the others: dgc, or your own;
+/// not error_feedback.
 template <class Compressor> struct sharded : Compressor {
-  static_assert(packet_compressor<Compressor>,
-                "heddle::sharded: the compressor must send packets, such as dgc{}; see docs/compress.md");
+  static_assert(
+      packet_compressor<Compressor>,
+      "heddle::sharded: the compressor must be a packet_compressor by itself, such as dgc{}; error_feedback{} "
+      "and codecs aren't; see docs/compress.md");
   /// Packets are of what a rank owns of its group's gradient.
   static constexpr bool shards_packets = true;
 

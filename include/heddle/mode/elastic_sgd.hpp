@@ -16,7 +16,7 @@ inline namespace v0 {
 /// join() leaves all replicas at the centre. All ranks weigh alike.
 /// Wire:    one all-reduce of the parameters every `period` steps.
 /// State:   4 bytes per element (the centre, on every rank).
-/// Order:   any compressor; momentum of `dgc` is off.
+/// Order:   with none{} or cast<>{}, no transform: a replica goes on as if all of its difference had been sent.
 /// Sync:    step() blocks at meetings only.
 /// Paper:   Zhang, Choromanska, LeCun 2015 (beta 0.9), its synchronous form.
 /// Throws:  argument_error for a number outside its range.

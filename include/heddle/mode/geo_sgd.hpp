@@ -20,7 +20,7 @@ inline namespace v0 {
 ///
 /// Wire:    one all-reduce of the parameters every `period` steps.
 /// State:   4 bytes per element (S, on every rank).
-/// Order:   any compressor; momentum of `dgc` is off.
+/// Order:   with none{} or cast<>{}, no transform: a replica goes on as if all of its difference had been sent.
 /// Sync:    step() blocks at meetings only.
 /// System:  PaddlePaddle's Geo-SGD, in a deterministic form.
 /// Throws:  argument_error if period is 0.

@@ -32,6 +32,16 @@ concept has_inside = requires(const Topology& t, int rank, int size, std::size_t
   { t.groups(size) } -> std::same_as<int>;
 };
 template <class Mode> inline constexpr bool outer_momentum = requires { requires Mode::outer_momentum; };
+// Replicas go on apart from a meeting, by an amount that follows from what was sent of each.
+template <class Outer> inline constexpr bool keeps_apart = requires { &Outer::restart; } || requires { &Outer::flush; };
+template <class Mode> constexpr bool leaves_apart() {
+  if constexpr (requires(const Mode& m) { m.outer_step().outer; })
+    return keeps_apart<std::remove_cvref_t<decltype(std::declval<const Mode&>().outer_step().outer)>>;
+  else if constexpr (requires(const Mode& m) { m.outer; })
+    return keeps_apart<std::remove_cvref_t<decltype(std::declval<const Mode&>().outer)>>;
+  else
+    return false;
+}
 template <class Mode> inline constexpr bool shards_optimizer = requires { requires Mode::averages == average::shards; };
 template <class Precision>
 inline constexpr bool is_precision =
@@ -90,6 +100,9 @@ struct strategy {
   static_assert(!detail::shards_optimizer<Mode> || elementwise_compressor<detail::last_part<Compressor>>,
                 "heddle::strategy: .mode shards the optimizer, so .compressor must be elementwise, such as none{} or "
                 "cast<>{}; see docs/mode.md");
+  static_assert(!detail::leaves_apart<Mode>() || elementwise_compressor<Compressor>,
+                "heddle::strategy: .mode leaves replicas apart by what was sent, so .compressor must be elementwise "
+                "without a transform, such as none{} or cast<>{}; see docs/mode.md");
   static_assert(detail::is_precision<Precision>,
                 "heddle::strategy: .precision must be full_precision{} or mixed<>{}; see docs/trainer.md");
   static_assert(!detail::shards_packets<detail::last_part<Compressor>> ||

@@ -16,6 +16,9 @@
 // EXPECT: heddle::strategy: .mode shards the optimizer, so .compressor must be elementwise
 // EXPECT: heddle::error_feedback: the argument must be a codec with biased, encode() and decode_add()
 // EXPECT: heddle::mixed: the element type must be float16 or bfloat16
+// EXPECT: heddle::strategy: .mode leaves replicas apart by what was sent, so .compressor must be elementwise
+// EXPECT: heddle::strategy: .mode leaves replicas apart by what was sent, so .compressor must be elementwise
+// EXPECT: heddle::sharded: the compressor must be a packet_compressor by itself
 #include <heddle/collective/hierarchical.hpp>
 #include <heddle/collective/tree.hpp>
 #include <heddle/compress/cast.hpp>
@@ -25,6 +28,7 @@
 #include <heddle/compress/quantize.hpp>
 #include <heddle/compress/sharded.hpp>
 #include <heddle/compress/top_k.hpp>
+#include <heddle/mode/geo_sgd.hpp>
 #include <heddle/mode/local_sgd.hpp>
 #include <heddle/mode/zero1.hpp>
 #include <heddle/recompute/sqrt.hpp>
@@ -52,6 +56,8 @@ const auto sharded = hd::strategy{.topology = hd::native{}, .compressor = hd::ca
 const auto fed = hd::strategy{.compressor = hd::clip{} | hd::error_feedback{hd::top_k{}}};
 const auto unbiased = hd::strategy{.compressor = hd::quantize<8>{}, .precision = hd::mixed<hd::float16>{}};
 const auto low_rank = hd::strategy{.compressor = hd::power_sgd{}, .precision = hd::mixed<hd::bfloat16>{}};
+
+const auto apart = hd::strategy{.compressor = hd::cast<hd::bfloat16>{}, .mode = hd::geo_sgd{}};
 
 #if FAIL == 1
 const auto illegal = hd::strategy{.topology = hd::local_sgd{}};
@@ -81,4 +87,11 @@ const auto illegal = hd::strategy{.compressor = hd::power_sgd{}, .mode = hd::zer
 const auto illegal = hd::strategy{.compressor = hd::error_feedback{hd::none{}}};
 #elif FAIL == 14
 const auto illegal = hd::strategy{.precision = hd::mixed<float>{}};
+#elif FAIL == 15
+const auto illegal = hd::strategy{.compressor = hd::error_feedback{hd::top_k{}}, .mode = hd::geo_sgd{}};
+#elif FAIL == 16
+const auto illegal = hd::strategy{.compressor = hd::clip{} | hd::none{},
+                                  .mode = hd::outer_step<hd::outer::elastic, hd::weight::equal>{}};
+#elif FAIL == 17
+const auto illegal = hd::sharded{hd::error_feedback{hd::top_k{}}};
 #endif

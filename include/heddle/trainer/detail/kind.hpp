@@ -25,6 +25,9 @@ template <class Strategy, class Comm, class Optimizer> struct training_kind {
   static_assert(
       !moves_momentum || std::is_same_v<Optimizer, sgd>,
       "heddle::data_parallel: this compressor corrects momentum, so the optimizer must be sgd; see docs/compress.md");
+  static_assert(averager_type::of_gradients || !has_derived_parameter<Optimizer>,
+                "heddle::data_parallel: this update rule makes parameters of its own state, so .mode must average "
+                "gradients, such as every_step{}; see docs/optim.md");
   using rule_type = std::conditional_t<moves_momentum, sgd, Optimizer>;  // sgd{}: the compressor has done the rest
   static constexpr std::size_t slots = moves_momentum ? 0 : static_cast<std::size_t>(Optimizer::slots);
   static constexpr std::size_t held_slots = slots + averager_type::mixes;  // the last one: parameters in float
