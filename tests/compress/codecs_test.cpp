@@ -315,6 +315,39 @@ TEST_CASE("zeros, denormal numbers and huge ones pass through every codec withou
   }
 }
 
+TEST_CASE("the largest floats are skipped or pass, but never leave an infinity behind") {
+  for (const float most : {std::numeric_limits<float>::max(), 3.3e38f, 1e38f}) {
+    for (const int ranks : {1, 4}) {
+      const matrix g(static_cast<std::size_t>(ranks), std::vector<float>(101, most));
+      const auto never = [&](auto compressor) {
+        world w(compressor, ranks, 101);
+        INFO(w.c.name() << ", " << most << ", ranks " << ranks);
+        for (int step = 0; step < 4; ++step) {
+          matrix a = g;
+          if (step == 1) a.assign(a.size(), std::vector<float>(101, -most));
+          const bool taken = w.step(a);
+          if (taken) CHECK(hd::all_finite(w.sum.data(), 101));
+          for (const auto& e : w.held) CHECK(hd::all_finite(e.data(), e.size()));
+          if (most == 1e38f && step == 0 && ranks == 1) CHECK(taken == !std::is_same_v<decltype(compressor), hd::power_sgd>);
+        }
+      };
+      never(hd::error_feedback{hd::quantize<8, hd::rounding::nearest>{}});
+      never(hd::error_feedback{hd::top_k{.density = 0.1}});
+      never(hd::error_feedback{hd::sign{}});
+      never(hd::quantize<8>{});
+      never(hd::power_sgd{.worth = 0.0, .dense_below = 0});
+    }
+  }
+}
+
+TEST_CASE("codecs send as many elements as their density says of tensors of any size") {
+  CHECK(hd::top_k{.density = 1.0}.entries(20000000) == 20000000);
+  CHECK(hd::top_k{.density = 0.3}.entries(10) == 3);
+  CHECK(hd::top_k{.density = 1e-9}.entries(1000) == 1);
+  CHECK(hd::random_k{.density = 1.0}.picked(20000000, {}) == 20000000);
+  CHECK(hd::random_k{.density = 0.1}.picked(0, {}) == 0);
+}
+
 TEST_CASE("power_sgd gives a matrix of its rank exactly, and wakes up after zeros") {
   const std::size_t rows = 20, columns = 30;
   std::mt19937 random(4);

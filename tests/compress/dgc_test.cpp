@@ -276,15 +276,54 @@ TEST_CASE("what may run in one pass is finite and stays in range") {
     const hd::encode_context x{.parameter = w.data(), .momentum = 0.9f, .weight_decay = 0.1f};
     CHECK(c.fits({g.data(), 100}, 1.0f, s.slots, x));
     g[77] = huge;
-    CHECK_FALSE(c.fits({g.data(), 100}, 1.0f, s.slots, x));
+    CHECK(c.fits({g.data(), 100}, 1.0f, s.slots, x) == (huge == 3e38f));
     g[77] = 1.0f;
     w[3] = huge;
     CHECK(c.fits({g.data(), 100}, 1.0f, s.slots, x) == (huge == 3e38f));
     w[3] = 1.0f;
     s.v[5] = 3e38f;  // as after load(), when the numbers are not known
+    CHECK(c.fits({g.data(), 100}, 1.0f, s.slots, x));
+    s.u[5] = 1e38f;
     CHECK_FALSE(c.fits({g.data(), 100}, 1.0f, s.slots, x));
   }
   CHECK(c.fits({nullptr, 0}, 1.0f, state(0).slots, {}));
+}
+
+TEST_CASE("what is too much for a float when all ranks have added it isn't sent; what is not goes on in both forms") {
+  const hd::dgc c{.sparsity = 0.5, .dense_below = 0};
+  const std::vector<float> g(100, 1.0f);
+  for (const int ranks : {1, 2, 8}) {
+    for (const float part : {0.9f, 1.1f}) {
+      state s(100);
+      for (float& v : s.v) v = part * 3.4e38f / static_cast<float>(ranks);
+      if (!std::isfinite(s.v[0])) continue;
+      const hd::encode_context x{.ranks = ranks};
+      const auto p = packet_of(c, g, s, x);
+      CHECK(c.flagged({p.data(), p.size()}) == (part > 1.0f));
+      CHECK(c.fits({g.data(), 100}, 1.0f, s.slots, x) == (part < 1.0f));  // the quick bound says no to both
+    }
+  }
+  // The velocity of a tensor that travels dense.
+  state s(100);
+  std::vector<float> huge(100, 1e38f);
+  const hd::encode_context x{.ranks = 4, .momentum = 0.9f};
+  int steps = 0;
+  for (; steps < 10 && c.fits_dense({huge.data(), 100}, s.slots, x); ++steps) {
+    c.correct({huge.data(), 100}, s.slots, x);
+    CHECK(hd::all_finite(huge.data(), 100));
+    huge.assign(100, 1e38f);
+  }
+  CHECK(steps == 3);  // 1e38 (1 + 0.9 + 0.81 + ...): the fourth would be 3.439e38
+}
+
+TEST_CASE("the number of entries doesn't depend on rounding, however large the tensor") {
+  CHECK(hd::dgc{.sparsity = 0.0}.entries(20000000, {}) == 20000000);
+  CHECK(hd::dgc{.sparsity = 0.9}.entries(100000000, {}) == 10000000);
+  CHECK(hd::dgc{.sparsity = 0.9}.entries(10, {}) == 1);
+  CHECK(hd::dgc{.sparsity = 0.7}.entries(10, {}) == 3);
+  CHECK(hd::dgc{.sparsity = 0.7}.entries(11, {}) == 4);
+  CHECK(hd::dgc{.sparsity = 0.999999999}.entries(1000, {}) == 1);
+  CHECK(hd::dgc{}.entries(0, {}) == 0);
 }
 
 TEST_CASE("a gradient that is not finite flags the packet and selects nothing") {

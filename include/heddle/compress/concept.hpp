@@ -92,6 +92,19 @@ template <class Compressor>
 concept has_correct = requires(const Compressor& c, slice<float> g, float* const* state, const encode_context& x) {
   c.correct(g, state, x);
 };
+/// Has `fits_dense(gradient, state, context)`: whether `correct` leaves float's range nowhere; the same on all ranks,
+/// which hold equal state of a tensor that travels dense.
+template <class Compressor>
+concept has_fits_dense =
+    requires(const Compressor& c, slice<const float> g, float* const* state, const encode_context& x) {
+      { c.fits_dense(g, state, x) } -> std::convertible_to<bool>;
+    };
+/// Has `release(gradient, state, context)`: adds to a mean gradient that travelled dense what is held of it, in equal
+/// parts on all ranks, and holds nothing any more. Called after a checkpoint was saved where the tensor was compressed.
+template <class Compressor>
+concept has_release = requires(const Compressor& c, slice<float> g, float* const* state, const encode_context& x) {
+  c.release(g, state, x);
+};
 /// Has `slots`: floats of state per element.
 template <class Compressor>
 concept has_slots = requires {
@@ -237,6 +250,26 @@ template <class First, class Second>
 struct chain;
 
 namespace detail {
+// What a rank may send of an element, so that the sum over all ranks, rounded, stays in float's range.
+constexpr float most_sent(int ranks) noexcept { return 3.4e38f / static_cast<float>(ranks); }
+
+// part of n elements, rounded up but for what `part` may be off; at least one, of none 0.
+constexpr std::size_t part_of(double part, std::size_t n) noexcept {
+  const double wanted = part * static_cast<double>(n) - 1e-3;
+  if (!(wanted > 1.0)) return n ? 1 : 0;
+  const auto whole = static_cast<std::size_t>(wanted);
+  const std::size_t all = whole + (static_cast<double>(whole) < wanted ? 1 : 0);
+  return all < n ? all : n;
+}
+
+// Adds what is held, in equal parts on all ranks, to a mean that travelled dense.
+inline void release_held(slice<float> g, float* held, float factor) noexcept {
+  for (std::size_t i = 0; i < g.count; ++i) {
+    g[i] += held[i] * factor;
+    held[i] = 0.0f;
+  }
+}
+
 template <class Part>
 inline constexpr bool is_gradient_part = transform<Part> || compressor<Part>;
 template <class First, class Second>

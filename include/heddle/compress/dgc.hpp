@@ -28,7 +28,7 @@ enum class selection : std::uint8_t {
 ///
 /// Momentum and decay are the optimizer's (`sgd`), applied here and nowhere else. In the dense phase (before
 /// `begin_step`) and for tensors below `dense_below` elements the mean gradient is all-reduced and U is the velocity of
-/// momentum SGD (divided by P), so that momentum survives the switch.
+/// momentum SGD (divided by P; with Nesterov momentum times the velocity), so that momentum survives the switch.
 /// Wire:    8 bytes per tensor and, with k = ceil((1 - sparsity) n) entries and b = 4 or 2 bytes a value, the least of
 ///          (4 + b) k, (2 + b) k, n / 8 + b k and b n bytes (`sparse_wire.hpp`), gathered from every rank; where a
 ///          bucket's packets are together no less than an all-reduce of floats moves, that runs instead.
@@ -86,7 +86,7 @@ struct dgc {
     check();
     if (x.step < begin_step) return n;
     const double kept = 1.0 - sparsity_at(x.step);
-    return (std::min)(n, static_cast<std::size_t>(std::ceil(kept * static_cast<double>(n) * (1.0 - 1e-7))));
+    return detail::part_of(kept, n);
   }
 
   /// @brief The preparing half: appends this rank's packet; reads gradient and state, changes neither.
@@ -102,7 +102,7 @@ struct dgc {
     const std::uint32_t from = begin(rule, t, g.count, want, state[2], x);
     detail::largest found(g.count, want.most, from);
     const std::uint32_t peak = detail::dgc_pass<false>(rule, t, g.count, found);
-    if (peak >= detail::infinite_bits) return append_flagged(packet);
+    if (!small_enough(peak, x)) return append_flagged(packet);
     if (found.count() < want.fewest && from > 1) {
       found = detail::largest(g.count, want.most, 1);
       detail::dgc_pass<false>(rule, t, g.count, found);
@@ -120,18 +120,19 @@ struct dgc {
     release(g.count, state, x, packet, peak);
   }
 
-  /// @brief Whether `fused` may run on this rank: the gradient is finite and no sum leaves float's range. Reads only g,
-  /// and with weight decay the parameter.
-  bool fits(slice<const float> g, float factor, float* const* state, const encode_context& x) const noexcept {
+  /// @brief Whether `fused` may run on this rank: the gradient is finite and no sum leaves float's range, as `encode`
+  /// would find. Reads only g, and with weight decay the parameter, unless numbers are near the end of that range.
+  template <class Context = encode_context>
+  bool fits(slice<const float> g, float factor, float* const* state, const Context& x) const noexcept {
     const detail::dgc_rule rule(factor, x);
-    const auto reach = [](const float* of, std::size_t n, float by) {  // infinity and NaN pass through
-      return static_cast<double>(std::bit_cast<float>(detail::peak_bits(of, n))) * std::fabs(by);
-    };
     const double input =
         reach(g.data, g.count, rule.share) + (x.parameter ? reach(x.parameter, g.count, rule.decay) : 0.0);
     double held = state[2][1];
     if (held == 0.0) held = (std::max)(reach(state[0], g.count, 1.0f), reach(state[1], g.count, 1.0f));  // not known
-    return 2.0 * (held + input) < 3.4e38;  // |V + momentum U + 2 G|
+    if (2.0 * (held + input) <= detail::most_sent(x.ranks)) return true;  // |V + momentum U + 2 G|
+    detail::largest none(0, 0, 0);
+    const detail::dgc_tensor t{g.data, x.parameter, state[0], state[1]};
+    return small_enough(detail::dgc_pass<false>(rule, t, g.count, none), x);
   }
 
   /// @brief Both halves in one pass, for a step of which all ranks know that it counts.
@@ -168,25 +169,51 @@ struct dgc {
   /// @brief Dense phase: turns the mean gradient (scaled already) into the update of momentum SGD, U being its
   /// velocity.
   void correct(slice<float> g, float* const* state, const encode_context& x) const noexcept {
-    const float share = 1.0f / static_cast<float>(x.ranks), all = static_cast<float>(x.ranks);
     for (std::size_t i = 0; i < g.count; ++i) {
-      const float mean = (g[i] + (x.parameter ? x.weight_decay * x.parameter[i] : 0.0f)) * share;
-      float& u = state[0][i];
-      if (x.nesterov) {
-        u = x.momentum * (u + mean);
-        g[i] = (u + mean) * all;
-      } else {
-        u = x.momentum * u + mean;
-        g[i] = u * all;
-      }
-      state[2][1] = (std::max)(state[2][1], std::fabs(u));
+      g[i] = move_dense(i, g[i], state[0][i], x);
+      state[2][1] = (std::max)(state[2][1], std::fabs(state[0][i]));
     }
+  }
+  /// @brief Whether that leaves float's range nowhere, what `release` adds included.
+  template <class Context = encode_context>
+  bool fits_dense(slice<const float> g, float* const* state, const Context& x) const noexcept {
+    const double input =
+        reach(g.data, g.count, 1.0f) + (x.parameter ? reach(x.parameter, g.count, x.weight_decay) : 0.0);
+    const auto fits = [&](double held) { return 2.0 * (held * x.ranks + input) < 3.4e38; };
+    if (state[2][1] > 0.0f && fits(state[2][1])) return true;
+    if (fits((std::max)(reach(state[0], g.count, 1.0f), reach(state[1], g.count, 1.0f)))) return true;
+    bool good = true;
+    for (std::size_t i = 0; i < g.count; ++i) {
+      float u = state[0][i];
+      const float moved = move_dense(i, g[i], u, x) + state[1][i] * static_cast<float>(x.ranks);
+      good &= std::isfinite(u) && std::isfinite(moved);
+    }
+    return good;
+  }
+  /// @brief Adds V, which is the same on all ranks, to such an update.
+  void release(slice<float> g, float* const* state, const encode_context& x) const noexcept {
+    detail::release_held(g, state[1], static_cast<float>(x.ranks));
   }
 
   /// "dgc".
   std::string name() const { return "dgc"; }
 
  private:
+  // Largest magnitude, times a factor. Infinity and NaN pass through.
+  static double reach(const float* of, std::size_t n, float by) noexcept {
+    return static_cast<double>(std::bit_cast<float>(detail::peak_bits(of, n))) * std::fabs(by);
+  }
+  // Whether all ranks together can send entries of such magnitudes.
+  static bool small_enough(std::uint32_t peak, const encode_context& x) noexcept {
+    return std::bit_cast<float>(peak) <= detail::most_sent(x.ranks);  // false for NaN
+  }
+  // Moves u of element i, of which g is the mean; the update.
+  static float move_dense(std::size_t i, float g, float& u, const encode_context& x) noexcept {
+    const float share = 1.0f / static_cast<float>(x.ranks), all = static_cast<float>(x.ranks);
+    const float mean = (g + (x.parameter ? x.weight_decay * x.parameter[i] : 0.0f)) * share;
+    u = x.nesterov ? x.momentum * (u + mean) : x.momentum * u + mean;
+    return (x.nesterov ? u + mean : u) * all;
+  }
   // How many entries of a tensor are wanted, and allowed.
   struct goal {
     std::size_t entries, fewest, most;

@@ -63,13 +63,15 @@ struct power_sgd {
     return sizeof(float) * (sum_count(0, n, x) + sum_count(1, n, x));
   }
 
-  /// This rank's part of L or of R. @return Whether M is finite.
+  /// This rank's part of L or of R. @return Whether M is finite, and what is made of the sums will be.
   bool send(int round, slice<const float> g, float factor, float* const* state, const encode_context& x,
             float* const* sums) const {
     const shape s(g.count, x, rank);
     const matrix m{g.data, state[0], factor / static_cast<float>(x.ranks), x.held_scale};
     bool finite = true;
     if (round == 0) {
+      // Of L R^T no element is longer than a column of the sum of all M, which has `rows` elements.
+      const float limit = 0.5f * detail::most_sent(x.ranks) / std::sqrt(static_cast<float>(s.rows));
       const std::vector<float> r = unit_columns(state[1], s, x);
       for (std::size_t i = 0; i < s.rows; ++i) {
         double sum[most] = {};
@@ -79,7 +81,7 @@ struct power_sgd {
           std::fill(sum, sum + c, 0.0);
           for (std::size_t j = 0, at = i * s.columns; j < s.width(i); ++j, ++at) {
             const float v = m[at];
-            finite &= std::isfinite(v);
+            finite &= std::fabs(v) <= limit;  // false for NaN
             for (std::size_t k = 0; k < c; ++k) sum[k] += static_cast<double>(v) * r[j * s.rank + first + k];
           }
           for (std::size_t k = 0; k < c; ++k) to[first + k] = static_cast<float>(sum[k]);
@@ -113,8 +115,12 @@ struct power_sgd {
     }
     std::copy_n(sums[1], s.columns * s.rank, state[1]);
   }
-  /// A tensor that travelled dense; nothing of it is held.
+  /// A tensor that travelled dense; nothing of it is held, unless it has just been loaded.
   void correct(slice<float>, float* const*, const encode_context&) const noexcept {}
+  /// Adds e, which is the same on all ranks.
+  void release(slice<float> g, float* const* state, const encode_context& x) const noexcept {
+    detail::release_held(g, state[0], static_cast<float>(x.ranks) * x.held_scale);
+  }
   /// "power_sgd".
   std::string name() const { return "power_sgd"; }
 

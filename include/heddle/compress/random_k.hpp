@@ -5,8 +5,6 @@
 #include <heddle/compress/error_feedback.hpp>
 #include <heddle/core/philox.hpp>
 
-#include <cmath>
-
 namespace heddle {
 inline namespace v0 {
 
@@ -38,7 +36,7 @@ struct random_k {
   /// Elements picked of n: ceil(density n).
   std::size_t picked(std::size_t n, const encode_context&) const {
     check();
-    return (std::min)(n, static_cast<std::size_t>(std::ceil(density * static_cast<double>(n) * (1.0 - 1e-7))));
+    return detail::part_of(density, n);
   }
   /// Calls f(j, index, length of the run) for each.
   template <class Function> void pick(std::size_t n, const encode_context& x, Function&& f) const {

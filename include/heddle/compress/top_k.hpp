@@ -32,9 +32,7 @@ struct top_k {
       throw argument_error("heddle::top_k: density is " + std::to_string(density) + ", allowed is 0 < density <= 1");
   }
   /// Entries of a tensor of n elements: ceil(density n).
-  std::size_t entries(std::size_t n) const noexcept {
-    return (std::min)(n, static_cast<std::size_t>(std::ceil(density * static_cast<double>(n) * (1.0 - 1e-7))));
-  }
+  std::size_t entries(std::size_t n) const noexcept { return detail::part_of(density, n); }
   /// The most that a rank sends of a tensor.
   std::size_t wire_bytes(std::size_t n, const encode_context&) const noexcept {
     return 8 + (std::min)(8 * entries(n), 4 * n);

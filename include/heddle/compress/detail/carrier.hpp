@@ -3,6 +3,7 @@
 #pragma once
 
 #include <heddle/compress/concept.hpp>
+#include <heddle/compress/detail/largest.hpp>
 
 #include <algorithm>
 #include <cstring>
@@ -51,8 +52,11 @@ template <class Codec, bool Feedback> class carrier {
     else
       return head + sizeof(float) * n;
   }
-  // A tensor that travelled dense; nothing of it is held.
+  // A tensor that travelled dense; nothing of it is held, unless it has just been loaded.
   void correct(slice<float>, float* const*, const encode_context&) const noexcept {}
+  void release(slice<float> g, float* const* state, const encode_context& x) const noexcept {
+    if constexpr (Feedback) release_held(g, state[0], static_cast<float>(x.ranks) * x.held_scale);
+  }
   std::string name() const { return codec_.name(); }
 
   // ---- Packets
@@ -154,7 +158,8 @@ template <class Codec, bool Feedback> class carrier {
   }
 
  private:
-  // v = g factor / ranks + e, or with sign -1 the opposite, also where v is e; whether all of it is finite.
+  // v = g factor / ranks + e, or with sign -1 the opposite, also where v is e; whether the sum over all ranks of such
+  // values is finite.
   static bool take(slice<const float> g, float factor, float* const* state, const encode_context& x, float* v,
                    float sign = 1.0f) {
     const float share = sign * factor / static_cast<float>(x.ranks);
@@ -165,7 +170,7 @@ template <class Codec, bool Feedback> class carrier {
     } else {
       convert_scaled(g.data, v, g.count, share);
     }
-    return all_finite(v, g.count);
+    return std::bit_cast<float>(peak_bits(v, g.count)) <= most_sent(x.ranks);  // false for NaN
   }
   static std::uint64_t word_of(slice<const std::byte> packet) {
     std::uint64_t word = 0;
