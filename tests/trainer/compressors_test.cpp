@@ -178,3 +178,63 @@ TEST_CASE("a rate told to begin scales what is held, and must be the step's") {
   dp.step({.lr = 0.5f});
   CHECK_THROWS_AS(dp.begin({.lr = -1.0f}), hd::argument_error);
 }
+
+TEST_CASE("a rank that has joined scales what it holds as the others do") {
+  hd::threads::run(with(2), [](auto& comm) {
+    std::vector<float> w(2, 0.0f), g(2);
+    const std::size_t sizes[] = {2};
+    const auto plan = hd::strategy{.compressor = hd::error_feedback{any_codec{0, 0}}};
+    hd::data_parallel dp{plan, comm, hd::tensors(w.data(), g.data(), sizes), hd::sgd{}};
+    const auto step = [&](float lr) {
+      g = {1.0f, 8.0f};
+      dp.begin({.lr = lr});
+      dp.ready(0);
+      dp.step({.lr = lr});
+    };
+    step(1.0f);  // both send 8 / 2 and hold 1 / 2
+    if (comm.rank() == 0) step(0.0625f);  // holds 8 at this rate, and 1 more; the other one 8, without samples
+    dp.join();
+    RANK_CHECK(w == std::vector<float>{-17.0f * 0.0625f, -8.0f});
+  });
+}
+
+TEST_CASE("error_feedback sends what it holds of a tensor that travels dense after loading") {
+  scratch_directory dir;
+  hd::threads::run(with(3), [&](auto& comm) {
+    quadratic m;
+    const auto step = [&](auto& dp, float g) {
+      m.g.assign(m.g.size(), g);
+      for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) dp.ready(i);
+      dp.step({.lr = 1.0f});
+    };
+    for (const std::size_t dense_below : {std::size_t{0}, std::size_t{5000}}) {
+      hd::data_parallel dp{hd::strategy{.compressor = hd::error_feedback{any_codec{0, dense_below}}}, comm, m.tensors(), hd::sgd{}};
+      if (dense_below) dp.load(dir.path());
+      step(dp, dense_below ? 0.0f : static_cast<float>(comm.rank() + 1));
+      if (!dense_below) dp.save(dir.path());
+    }
+    for (const float x : m.w) RANK_CHECK(std::fabs(x - (0.5f - 2.0f)) < 1e-6f);
+  });
+}
+
+TEST_CASE("a limit is refused where the average is compressed, and taken where steps are local") {
+  hd::threads::run(with(1), [](auto& comm) {
+    quadratic m;
+    const auto refusal = [&](const auto& plan) -> std::string {
+      hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{}};
+      m.g.assign(m.g.size(), 1.0f);
+      for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) dp.ready(i);
+      try {
+        dp.step({.lr = 0.05f, .max_norm = 1.0f});
+      } catch (const hd::argument_error& e) {
+        dp.step({.lr = 0.05f});
+        return e.what();
+      }
+      return "";
+    };
+    const auto says = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
+    RANK_CHECK(says(refusal(hd::strategy{.compressor = hd::error_feedback{any_codec{1}}}), "holds gradients back"));
+    RANK_CHECK(says(refusal(hd::strategy{.compressor = hd::quantize<8>{.block = 100, .dense_below = 10}}), "is added up after"));
+    RANK_CHECK(refusal(hd::strategy{.compressor = hd::error_feedback{any_codec{1}}, .mode = hd::local_sgd{.period = 4}}).empty());
+  });
+}

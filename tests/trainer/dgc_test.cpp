@@ -258,3 +258,104 @@ TEST_CASE("sharded DGC: each rank holds a part, and what it does is DGC of its g
     CHECK(state <= 8 * (quadratic::count / columns + 1) + 8 * 5);
   }
 }
+
+TEST_CASE("huge gradients make DGC skip, and never leave an infinity behind") {
+  for (const bool dense : {false, true}) {
+    for (const auto when : {hd::overlap::transactional, hd::overlap::none}) {
+      hd::dgc c = sends(0.98, when);
+      if (dense) c.dense_below = 5000;
+      hd::threads::run({.ranks = 4, .deadline = std::chrono::seconds(20)}, [&](auto& comm) {
+        quadratic m;
+        hd::data_parallel dp{hd::strategy{.compressor = c}, comm, m.tensors(), hd::sgd{.momentum = dense ? 0.9f : 0.0f}};
+        for (std::size_t s = 0; s < 7; ++s) {
+          m.g.assign(m.g.size(), dense ? 8e37f : 2e38f);
+          for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) dp.ready(i);
+          // Beyond 3.4e38: 0.8 (1 + 0.9 + ... + 0.9^5), or 4 V = 2 + 2.
+          RANK_CHECK(dp.step({.lr = 1e-6f}).skipped == (s >= (dense ? 5 : 1)));
+          RANK_CHECK(hd::all_finite(m.w.data(), m.w.size()));
+          for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) {
+            for (int slot = 0; slot < 2; ++slot) RANK_CHECK(hd::all_finite(dp.held(i, slot).data(), dp.held(i, slot).size()));
+          }
+        }
+      });
+    }
+  }
+}
+
+TEST_CASE("what is held of a tensor that travels dense after loading is sent at once, and replicas stay equal") {
+  for (const int later : {3, 2}) {
+    scratch_directory dir;
+    std::vector<float> w(quadratic::count);
+    const auto step = [](auto& dp, quadratic& m, float g) {
+      m.g.assign(m.g.size(), g);
+      for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) dp.ready(i);
+      dp.step({.lr = 1.0f});
+    };
+    hd::threads::run({.ranks = 3, .deadline = std::chrono::seconds(20)}, [&](auto& comm) {
+      quadratic m;
+      hd::data_parallel dp{hd::strategy{.compressor = sends(0.9)}, comm, m.tensors(), hd::sgd{}};
+      for (int s = 0; s < 3; ++s) step(dp, m, static_cast<float>(comm.rank() + 1));  // a mean of 2
+      dp.save(dir.path());
+    });
+    std::vector<std::vector<float>> out(static_cast<std::size_t>(later));
+    hd::threads::run({.ranks = later, .deadline = std::chrono::seconds(20)}, [&](auto& comm) {
+      quadratic m;
+      hd::dgc c = sends(0.9);
+      c.dense_below = 5000;
+      const auto plan = hd::strategy{.compressor = c};
+      {
+        hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{}};
+        dp.load(dir.path());
+        dp.save(dir.path());  // on the way nothing is forgotten
+      }
+      hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{}};
+      dp.load(dir.path());
+      for (int s = 0; s < 2; ++s) step(dp, m, 0.0f);
+      for (const float x : m.w) RANK_CHECK(std::fabs(x - (0.5f - 6.0f)) < 1e-5f);
+      for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) {
+        for (const float v : dp.held(i, 1)) RANK_CHECK(v == 0.0f);
+      }
+      out[static_cast<std::size_t>(comm.rank())] = m.w;
+    });
+    CHECK(all_equal(out));
+  }
+}
+
+TEST_CASE("sharded state keeps its sum when the same ranks load it in other groups") {
+  const auto plan = [](int group) {
+    return hd::strategy{.topology = hd::hierarchical{hd::ring{}, hd::ring{}, group}, .compressor = hd::sharded{sends(0.9)}};
+  };
+  for (const auto& [from, to] : {std::pair{2, 1}, std::pair{1, 2}, std::pair{2, 2}}) {
+    scratch_directory dir;
+    std::array<double, 2> held{};
+    std::array<std::vector<float>, 3> before;
+    std::mutex lock;
+    const auto add = [&](auto& dp, std::size_t which) {
+      const std::lock_guard guard(lock);
+      for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) {
+        for (const float v : dp.held(i, 1)) held[which] += static_cast<double>(v);
+      }
+    };
+    hd::threads::run({.ranks = 3, .deadline = std::chrono::seconds(20)}, [&, from = from, to = to](auto& comm) {
+      const auto rank = static_cast<std::size_t>(comm.rank());
+      quadratic m;
+      {
+        hd::data_parallel dp{plan(from), comm, m.tensors(), hd::sgd{}};
+        for (int s = 0; s < 3; ++s) {
+          m.g.assign(m.g.size(), static_cast<float>(comm.rank() + 1));
+          for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) dp.ready(i);
+          dp.step({.lr = 0.1f});
+        }
+        dp.save(dir.path());
+        add(dp, 0);
+        before[rank].assign(dp.held(2, 1).begin(), dp.held(2, 1).end());
+      }
+      hd::data_parallel dp{plan(to), comm, m.tensors(), hd::sgd{}};
+      dp.load(dir.path());
+      add(dp, 1);
+      if (from == to) RANK_CHECK(std::equal(before[rank].begin(), before[rank].end(), dp.held(2, 1).begin(), dp.held(2, 1).end()));
+    });
+    CHECK(held[0] > 1.0);
+    CHECK(held[1] == Approx(held[0]).epsilon(1e-6));
+  }
+}

@@ -30,6 +30,7 @@ TEST_CASE("wrong use of data_parallel is an argument_error that says what") {
   for (const std::size_t i : {0u, 1u, 3u, 4u}) dp.ready(i);
   CHECK_FALSE(dp.step({.lr = 0.1f}).skipped);
   CHECK(has(message_of([&] { dp.begin({.samples = -1.0}); }), "samples is -1"));
+  CHECK(has(message_of([&] { dp.begin({.samples = 1e300}); }), "allowed is 0 .. 1e290"));
   CHECK_THROWS_AS(dp.held(0, 0), hd::argument_error);
 
   const auto make = [&](std::vector<hd::tensor> t) { hd::data_parallel d{hd::strategy{}, comm, t, hd::sgd{}}; };

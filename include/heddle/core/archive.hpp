@@ -70,7 +70,7 @@ inline void publish(file& f, const std::string& temporary, const std::string& pa
 class archive_writer {
  public:
   /// Version of the format.
-  static constexpr std::uint16_t version = 1;
+  static constexpr std::uint16_t version = 2;
 
   /// Appends a trivially copyable value.
   template <class Value> void put(const Value& v) {

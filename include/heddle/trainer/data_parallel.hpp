@@ -137,10 +137,10 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   }
 
   /// @brief Waits for the exchange and updates the parameters.
-  /// Throws: argument_error for a rate or limit that is negative or not finite, for a limit under a compressor that
-  /// sends packets, or naming a tensor that was never ready (with unused::error); comm_error.
+  /// Throws: argument_error for a rate or limit that is negative or not finite, for a limit on an average that a
+  /// compressor sends as packets or sums, or naming a tensor that was never ready (with unused::error); comm_error.
   step_result step(const step_options& o) {
-    detail::check_step(o, averager::holds, rate_.next);
+    detail::check_step(o, averager::refuses_limits, rate_.next);
     if (!open_) begin();
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       if (ready_[i]) continue;
@@ -231,7 +231,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     detail::together all(comm, "save");
     const bool written = all.succeed([&] {
       auto file = detail::pack(now, comm.rank(), signature(), counters(), tensors_, visitor());
-      if constexpr (averager::holds) average_->holding()->pack(file);
+      average_->pack_held(file, counted());
       if constexpr (shards)
         detail::pack_shards(file, average_->pieces(), held_slots,
                             [&](auto k, auto at) { return update_.state(k, at); });
@@ -259,11 +259,14 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     std::vector<detail::saved> old;
     detail::shards state(shards ? average_->pieces() : whole_, shards ? held_slots : 0);
     detail::together all(comm, "load");
-    all.succeed([&] {
-      old = detail::unpack_all(directory, comm.rank(), comm.size(), !averages_gradients, signature(), tensors_,
-                               visitor(), drift_, shards ? &state : nullptr, average_->holding());
-    });
-    all.check();
+    // What compressors hold goes on bit for bit on all ranks, or on none.
+    for (bool exact = true, settled = false; !settled; exact = false, settled = average_->held_settled()) {
+      all.succeed([&] {
+        old = detail::unpack_all(directory, comm.rank(), comm.size(), !averages_gradients, signature(), tensors_,
+                                 visitor(), drift_, shards ? &state : nullptr, *average_, exact);
+      });
+      all.check();
+    }
     const detail::saved& mine = *std::find_if(old.begin(), old.end(), [](const detail::saved& l) { return l.own; });
     steps_ = mine.counts.steps;
     drift_.load(mine.counts);
@@ -296,12 +299,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   }
 
   // Everything that has optimizer state here.
-  const std::vector<detail::piece>& state_pieces() {
-    if constexpr (shards)
-      return average_->pieces();
-    else
-      return whole_;
-  }
+  const std::vector<detail::piece>& state_pieces() { return shards ? average_->pieces() : whole_; }
 
   // Writes the parameters that float masters stand for.
   void round_masters() {
@@ -324,10 +322,11 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
       f(drift_.momentum(whole_[i].state), detail::state_kind::rule);
   }
 
+  // What compressors count, the same on all ranks: steps, or meetings where steps are local.
+  std::size_t counted() const noexcept { return averages_gradients ? steps_ : done_.meetings; }
+
   void announce(double samples, bool joined) {
-    // Compressors count what is the same on all ranks: steps, or meetings where steps are local.
-    encode_context x{.step = averages_gradients ? steps_ : done_.meetings, .ranks = average_->comm().size()};
-    x.held_scale = rate_.held_scale();
+    encode_context x{.step = counted(), .ranks = average_->comm().size(), .held_scale = rate_.held_scale()};
     if constexpr (kind::moves_momentum) {
       x.momentum = rule_.momentum;
       x.nesterov = rule_.nesterov;
@@ -339,7 +338,8 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
                            .samples = samples,
                            .joined = joined,
                            .loss_scale = scale_.scale,
-                           .bad = bad_};
+                           .bad = bad_,
+                           .held_scale = x.held_scale};
     if constexpr (!averages_gradients) drift_.announce(a);
     average_->begin(a, x, decay_scales_);
   }

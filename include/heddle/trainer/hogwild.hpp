@@ -43,6 +43,9 @@ class data_parallel<Strategy, Comm, Optimizer> {
   static_assert(std::is_same_v<std::remove_cvref_t<decltype(Strategy::precision)>, full_precision>,
                 "heddle::data_parallel: .mode shares float parameters, so .precision must be full_precision{}; see "
                 "docs/mode.md");
+  static_assert(!has_derived_parameter<Optimizer>,
+                "heddle::data_parallel: this update rule makes parameters of its own state, so .mode must average "
+                "gradients, such as every_step{}; see docs/optim.md");
   static constexpr std::size_t slots = static_cast<std::size_t>(Optimizer::slots);
 
  public:
@@ -121,7 +124,7 @@ class data_parallel<Strategy, Comm, Optimizer> {
   /// @brief Updates the shared parameters by this rank's gradient. Skipped if that isn't finite.
   /// Throws: argument_error as the other data_parallel.
   step_result step(const step_options& o) {
-    detail::check_step(o, false);
+    detail::check_step(o, nullptr);
     if (!open_) begin();
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       if (ready_[i]) continue;
@@ -197,7 +200,7 @@ class data_parallel<Strategy, Comm, Optimizer> {
       const detail::checkpoint files(directory);
       const detail::generation g = files.published();
       mine = detail::unpack(files, g, comm_.rank() % static_cast<int>(g.ranks), true, signature(), tensors_, visitor(),
-                            [](archive_reader&) {});
+                            [](archive_reader&, const detail::counters&) {});
     });
     all.check();
     steps_ = mine.counts.steps;

@@ -7,6 +7,7 @@
 #include <heddle/compress/cast.hpp>
 #include <heddle/compress/detail/carrier.hpp>
 #include <heddle/core/detail/squares.hpp>
+#include <heddle/trainer/detail/checkpoint.hpp>
 #include <heddle/trainer/detail/held.hpp>
 #include <heddle/trainer/detail/tell.hpp>
 #include <heddle/trainer/detail/worker.hpp>
@@ -64,6 +65,11 @@ template <class Strategy, class Comm> class averager {
       return 0;
   }();
   using held_type = held_state<memory_type>;
+  // Why there can be no limit on the norm or the elements of the average; null: there can.
+  static constexpr const char* refuses_limits =
+      !(of_gradients && holds) ? nullptr
+      : slots                  ? "this compressor holds gradients back"
+                               : "what this compressor sends is added up after a limit would have to be known";
 
   averager(const Strategy& plan, Comm& comm, const std::vector<tensor>& tensors)
       : plan_(plan),
@@ -101,6 +107,33 @@ template <class Strategy, class Comm> class averager {
   bool any_joined() const noexcept { return any_joined_; }
   // What the compressor keeps; empty without packets.
   std::optional<held_type>& holding() noexcept { return held_; }
+  // Whether tensor i is compressed in a step.
+  bool sends_at(std::size_t i, std::size_t step) const {
+    if constexpr (holds) {
+      encode_context x = context_of(i);
+      x.step = step;
+      x.ranks = comm_.size();
+      return carrier_.sends(tensors_[i].count, x);
+    } else {
+      return (void)i, (void)step, false;
+    }
+  }
+  // Likewise in the first step after a checkpoint.
+  bool sends_next(std::size_t i, const counters& c) const {
+    return sends_at(i, static_cast<std::size_t>(of_gradients ? c.steps : c.meetings));
+  }
+  // After `steps` steps.
+  void pack_held(archive_writer& out, std::size_t steps) const {
+    if (held_) held_->pack(out, [&](std::size_t i) { return steps > 0 && sends_at(i, steps - 1); });
+  }
+  // Whether all ranks can go on with what was staged; collective.
+  bool held_settled() { return !held_ || everywhere(comm_, held_->staged_settled()); }
+  // Throws file_error if a checkpoint holds something of a tensor that travels dense, and can't be made to send it.
+  void check_strays(const std::string& directory) const {
+    if (held_ && held_->staged_strays() && !has_release<carrier_type>)
+      throw file_error("heddle::data_parallel::load: " + directory +
+                       " holds back parts of tensors that aren't compressed here, and the compressor has no release()");
+  }
   std::span<const float> held(std::size_t tensor, int slot) const {
     if (tensor >= tensors_.size() || slot < 0 || slot >= slots) {
       throw argument_error("heddle::data_parallel::held: tensor " + std::to_string(tensor) + ", slot " +
@@ -227,6 +260,7 @@ template <class Strategy, class Comm> class averager {
     if constexpr (holds) {
       if (!take) return;
       for (one& b : buckets_) settle(b);
+      held_->released();
     }
   }
 
@@ -371,6 +405,13 @@ template <class Strategy, class Comm> class averager {
       return false;
   }
 
+  // What f(gradient, state, context) says of tensor i as a whole.
+  template <class Function> decltype(auto) with_whole(std::size_t i, Function&& f) {
+    float* state[slots + 1];
+    held_->pointers(i, 0, state);
+    return f(gradient(i), static_cast<float* const*>(state), context_of(i));
+  }
+
   void open() {
     const std::vector<announcement>& announced = announce_(comm_, announcement_);
     weights_ = most_ = 0.0;
@@ -393,6 +434,7 @@ template <class Strategy, class Comm> class averager {
                          "this rank's loss scale is " + std::to_string(announcement_.loss_scale) + ", rank " +
                              std::to_string(r) + "'s is " + std::to_string(a.loss_scale));
       }
+      if (announcement_.joined && !a.joined) context_.held_scale = a.held_scale;  // the same on all of these
       any_bad_ |= a.bad != 0;
       weights_ += a.samples;
       most_ = (std::max)(most_, a.samples);
@@ -423,6 +465,12 @@ template <class Strategy, class Comm> class averager {
       if (!sends_packet(i)) dense += g.count;
     }
     if (dense || !holds) average(b, dense, l.comm);
+    if constexpr (has_fits_dense<carrier_type>) {
+      for (std::size_t i = b.range.first; i < b.range.last; ++i) {
+        b.finite &= sends_packet(i) ||
+                    with_whole(i, [&](auto g, auto state, const auto& x) { return codec().fits_dense(g, state, x); });
+      }
+    }
     if constexpr (packets) prepare(b, l);
     if constexpr (reduces) sum_up(b, l.comm);
   }
@@ -802,8 +850,19 @@ template <class Strategy, class Comm> class averager {
         held_->pointers(i, 0, state);
         codec().commit(gradient(i), factors_[i], state, context_of(i), sums);
       });
+      for (std::size_t i = b.range.first; i < b.range.last; ++i) {
+        if (!sends_packet(i)) release(i);
+      }
     } else {
       settle_packets(b);
+    }
+  }
+
+  // A tensor that travelled dense takes what was held of it when it was compressed.
+  void release(std::size_t i) {
+    if constexpr (has_release<carrier_type>) {
+      if (held_->strays())
+        with_whole(i, [&](auto mean, auto state, const auto& x) { codec().release(mean, state, x); });
     }
   }
 
@@ -819,9 +878,8 @@ template <class Strategy, class Comm> class averager {
     for (std::size_t i = b.range.first; i < b.range.last; ++i) {
       const slice<float> g = gradient(i);
       if (!sends_packet(i)) {
-        float* state[slots + 1];
-        held_->pointers(i, 0, state);
-        codec().correct(g, state, context_of(i));
+        with_whole(i, [&](auto mean, auto state, const auto& x) { codec().correct(mean, state, x); });
+        release(i);
       } else if (b.added.empty()) {
         std::fill(g.begin(), g.end(), 0.0f);
       } else {

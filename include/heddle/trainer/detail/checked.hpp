@@ -33,6 +33,9 @@ inline void check_group(const group_options& g) {
 }
 inline void check_begin(const begin_options& o) {
   check_not_negative("data_parallel::begin", "samples", o.samples);
+  if (o.samples > 1e290)  // the sum over all ranks is finite
+    throw argument_error("heddle::data_parallel::begin: samples is " + std::to_string(o.samples) +
+                         ", allowed is 0 .. 1e290");
   check_not_negative("data_parallel::begin", "lr", o.lr);
 }
 
@@ -42,19 +45,19 @@ struct known_rate {
   float held_scale() const noexcept { return last > 0.0f && next > 0.0f ? last / next : 1.0f; }
 };
 
-// Throws argument_error for numbers of a step that can't be; `held`: a compressor holds gradients back; `told`: the
+// Throws argument_error for numbers of a step that can't be; `refuses`: why there may be no limits, or null; `told`: the
 // rate that begin() was told, or 0.
-inline void check_step(const step_options& o, bool held, float told = 0.0f) {
+inline void check_step(const step_options& o, const char* refuses, float told = 0.0f) {
   check_not_negative("data_parallel::step", "lr", o.lr);
   check_not_negative("data_parallel::step", "max_norm", o.max_norm);
   check_not_negative("data_parallel::step", "max_value", o.max_value);
   if (told > 0.0f && o.lr != told)
     throw argument_error("heddle::data_parallel::step: lr is " + std::to_string(o.lr) + ", begin() was told " +
                          std::to_string(told));
-  if (held && o.max_norm + o.max_value > 0.0f)
+  if (refuses && o.max_norm + o.max_value > 0.0f)
     throw argument_error("heddle::data_parallel::step: max_norm is " + std::to_string(o.max_norm) +
-                         " and max_value is " + std::to_string(o.max_value) +
-                         ", allowed is 0, since this compressor holds gradients back; use clip{} | before it");
+                         " and max_value is " + std::to_string(o.max_value) + ", allowed is 0, since " + refuses +
+                         "; use clip{} | before it");
   if (o.max_norm > 0.0f && o.max_value > 0.0f)
     throw argument_error("heddle::data_parallel::step: max_norm and max_value are both above 0, allowed is one");
 }

@@ -115,7 +115,7 @@ archive_writer pack(const generation& g, int rank, const std::string& signature,
   return out;
 }
 
-// rest(reader) reads what follows.
+// rest(reader, counters) reads what follows.
 template <class Each, class Rest>
 saved unpack(const checkpoint& files, const generation& g, int rank, bool own, const std::string& signature,
              const std::vector<tensor>& tensors, Each&& each, Rest&& rest) {
@@ -140,7 +140,7 @@ saved unpack(const checkpoint& files, const generation& g, int rank, bool own, c
       in.get(s.values.data() + at, tensors[i].count);
     });
   }
-  rest(in);
+  rest(in, s.counts);
   in.finish();
   return s;
 }
@@ -179,30 +179,34 @@ void share_out(std::vector<saved>& old, const std::vector<tensor>& tensors, Each
 
 // What this rank goes on with, read from a directory: its own file, or its share of all if another number of ranks
 // wrote them and `all_count`. Sharded optimizer state comes from as many files as hold parts of it. What compressors
-// hold comes with `held` from the own file, or where this rank is to hold something else from all.
-template <class Each, class Drift, class Held>
+// hold comes from the own file, if `exact` and as many ranks saved; else from all.
+template <class Each, class Drift, class Averager>
 std::vector<saved> unpack_all(const std::string& directory, int rank, int size, bool all_count,
                               const std::string& signature, const std::vector<tensor>& tensors, Each&& each,
-                              const Drift& drift, shards<piece>* state, std::optional<Held>& held) {
+                              const Drift& drift, shards<piece>* state, Averager& average, bool exact) {
   const checkpoint files(directory);
   const generation g = files.published();
   const int ranks = static_cast<int>(g.ranks), mine = rank % ranks;
   const bool every = all_count && ranks != size;
-  std::optional<typename Held::restored> holding;
-  if (held) holding.emplace(*held, size, ranks);
+  exact = exact && ranks == size;
+  auto& held = average.holding();
+  const bool in_order = every || (held && !exact);
+  std::optional<typename Averager::held_type::restored> holding;
+  if (held) holding.emplace(*held, exact);
   std::vector<saved> old;
   for (int k = 0; k < ranks; ++k) {
-    const int r = every ? k : (mine + k) % ranks;  // else the own file first: often it has everything
-    if (r != mine && !every && !(state && !state->complete()) && !(holding && !holding->complete())) continue;
-    saved file = unpack(files, g, r, r == mine, signature, tensors, each, [&](archive_reader& in) {
-      if (holding) holding->read(in);
+    const int r = in_order ? k : (mine + k) % ranks;  // else the own file first: often it has everything
+    if (r != mine && !in_order && !(state && !state->complete())) continue;
+    saved file = unpack(files, g, r, r == mine, signature, tensors, each, [&](archive_reader& in, const counters& c) {
+      if (holding) holding->read(in, [&](std::size_t i) { return average.sends_next(i, c); });
       if (state) state->read(in);
     });
     if (r == mine || every) old.push_back(std::move(file));
   }
   if (state && !state->complete())
     throw file_error("heddle::data_parallel::load: " + directory + " lacks the optimizer state of some elements");
-  if (holding) held->stage(holding->take());
+  if (holding) held->stage(*holding);
+  average.check_strays(directory);
   if (ranks != size) share_out(old, tensors, each, drift);
   return old;
 }

@@ -22,7 +22,7 @@ struct held_part {
   std::size_t at = 0, extra_at = 0;
 
   bool same(const held_part& o) const noexcept {
-    return tensor == o.tensor && begin == o.begin && count == o.count && extra == o.extra;
+    return tensor == o.tensor && begin == o.begin && count == o.count && owners == o.owners && extra == o.extra;
   }
 };
 
@@ -52,56 +52,59 @@ template <class Memory> class held_state {
     return {n ? values_.data() + slot * elements_ + first->at : nullptr, n};
   }
 
-  void pack(archive_writer& out) const {
+  // sends(tensor): whether it is compressed, so that something may be held.
+  template <class Sends> void pack(archive_writer& out, Sends&& sends) const {
     out.put(static_cast<std::uint64_t>(parts_.size()));
     for (const held_part& p : parts_) {
-      for (const std::size_t x : {p.tensor, p.begin, p.count, p.extra}) out.put(static_cast<std::uint64_t>(x));
+      const std::size_t sent = strays_ || sends(p.tensor);
+      for (const std::size_t x : {p.tensor, p.begin, p.count, p.owners, p.extra, sent})
+        out.put(static_cast<std::uint64_t>(x));
       for (std::size_t k = 0; k < slots_; ++k) out.put(values_.data() + k * elements_ + p.at, p.count);
       out.put(values_.data() + slots_ * elements_ + p.extra_at, p.extra);
     }
   }
 
-  // What a checkpoint holds for this rank, to be taken over when all files are read.
+  // What a checkpoint holds for this rank, to be taken over when all files are read. Ranks that hold the same as when it
+  // was saved go on bit for bit, if all of them do: then each reads its own file only. Else each reads all of them, in
+  // the same order: what all held of an element is divided evenly among its owners, and the further numbers are zero.
   class restored {
    public:
-    restored(const held_state& to, int ranks, int saved) : to_(to), left_(saved), sums_(to.slots_ * to.elements_) {
-      may_be_own_ = ranks == saved;
-    }
+    restored(const held_state& to, bool exact)
+        : to_(to), exact_(exact), values_(exact ? to.values_.size() : 0), sums_(exact ? 0 : to.slots_ * to.elements_) {}
 
-    // Whether no other file is needed.
-    bool complete() const noexcept { return left_ == 0 || !values_.empty(); }
-
-    // Reads a rank's file; with as many ranks as saved the own one comes first. Where this rank holds the same as when
-    // it was saved it goes on bit for bit; else what all held of an element is divided evenly among its owners, and the
-    // further numbers are zero.
-    void read(archive_reader& in) {
+    // sends(tensor): whether it is compressed now. What is held of one that isn't any more has strayed.
+    template <class Sends> void read(archive_reader& in, Sends&& sends) {
       const auto next = [&] { return static_cast<std::size_t>(in.get<std::uint64_t>()); };
-      std::vector<float> exact(may_be_own_ ? to_.values_.size() : 0);
       const std::size_t n = next();
-      bool own = may_be_own_ && n == to_.parts_.size();
-      may_be_own_ = false;
-      std::vector<float> block, extra;
+      bool own = exact_ && n == to_.parts_.size();
+      std::vector<float> block;
       for (std::size_t j = 0; j < n; ++j) {
-        held_part p{next(), next(), next(), 1, next()};
-        block.resize(p.count);
-        own = own && p.same(to_.parts_[j]);
-        for (std::size_t k = 0; k < to_.slots_; ++k) {
-          in.get(block.data(), p.count);
-          if (own) std::copy(block.begin(), block.end(), exact.data() + k * to_.elements_ + to_.parts_[j].at);
-          add(p, block.data(), k);
+        const held_part p{next(), next(), next(), next(), next()};
+        const bool strayed = next() != 0 && to_.slots_ != 0 && !sends(p.tensor);
+        strays_ |= strayed;
+        own = own && !strayed && p.same(to_.parts_[j]);
+        for (std::size_t k = 0; k <= to_.slots_; ++k) {
+          const bool further = k == to_.slots_;
+          block.resize(further ? p.extra : p.count);
+          in.get(block.data(), block.size());
+          if (own)
+            std::copy(block.begin(), block.end(),
+                      values_.data() + k * to_.elements_ + (further ? to_.parts_[j].extra_at : to_.parts_[j].at));
+          else if (!exact_ && !further)
+            add(p, block.data(), k);
         }
-        extra.resize(p.extra);
-        in.get(extra.data(), p.extra);
-        if (own)
-          std::copy(extra.begin(), extra.end(), exact.data() + to_.slots_ * to_.elements_ + to_.parts_[j].extra_at);
       }
-      --left_;
-      if (own) values_ = std::move(exact);
+      settled_ = own || !exact_;
     }
+
+    // Whether this rank can go on with it.
+    bool settled() const noexcept { return settled_; }
+    // Whether some of it is of tensors that travel dense now.
+    bool strays() const noexcept { return strays_; }
 
     // The state to go on with.
     std::vector<float> take() {
-      if (!values_.empty()) return std::move(values_);
+      if (exact_) return std::move(values_);
       values_.assign(to_.values_.size(), 0.0f);
       for (const held_part& p : to_.parts_) {
         for (std::size_t k = 0; k < to_.slots_; ++k) {
@@ -127,18 +130,28 @@ template <class Memory> class held_state {
     }
 
     const held_state& to_;
-    int left_;
-    bool may_be_own_;
-    std::vector<double> sums_;
+    bool exact_, settled_ = false, strays_ = false;
     std::vector<float> values_;
+    std::vector<double> sums_;
   };
 
   // Takes over what a checkpoint gave, once it is known to be whole on all ranks.
-  void stage(std::vector<float> values) noexcept { staged_ = std::move(values); }
+  void stage(restored& from) {
+    staged_settled_ = from.settled();
+    staged_strays_ = from.strays();
+    staged_ = from.take();
+  }
+  bool staged_settled() const noexcept { return staged_settled_; }
+  bool staged_strays() const noexcept { return staged_strays_; }
   void restore() noexcept {
     std::copy(staged_.begin(), staged_.end(), values_.begin());
     staged_ = {};
+    strays_ = staged_strays_;
   }
+
+  // Whether something is held, in equal parts on all ranks, of a tensor that travels dense.
+  bool strays() const noexcept { return strays_; }
+  void released() noexcept { strays_ = false; }
 
  private:
   std::size_t lay_out() {
@@ -162,6 +175,7 @@ template <class Memory> class held_state {
   std::vector<held_part> parts_;  // in the order of tensors, whatever buckets they travel in
   buffer<float, Memory> values_;
   std::vector<float> staged_;
+  bool staged_settled_ = false, staged_strays_ = false, strays_ = false;
 };
 
 }  // namespace detail

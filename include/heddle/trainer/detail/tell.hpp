@@ -26,7 +26,7 @@ struct announcement {
   float loss = 0.0f;             // mean loss since then; 0: not known
   float loss_scale = 1.0f;       // the same on all ranks
   std::uint32_t bad = 0;         // local steps skipped for an infinity since the last exchange
-  std::uint32_t unused = 0;      // no byte without a value
+  float held_scale = 1.0f;       // of the step, for those who have joined
 };
 static_assert(sizeof(announcement) == 72, "docs/trainer.md states it");
 
@@ -69,6 +69,12 @@ template <class Record, class Comm, class Operation = operation> class tell_plan
 // The same, once.
 template <class Record, class Comm> std::vector<Record> tell_all(Comm& comm, const Record& mine) {
   return tell_plan<Record, Comm>{}(comm, mine);
+}
+
+// Whether it is so on all ranks.
+template <class Comm> bool everywhere(Comm& comm, bool good) {
+  for (const std::uint32_t theirs : tell_all(comm, static_cast<std::uint32_t>(good))) good &= theirs != 0;
+  return good;
 }
 
 // Throws comm_error unless all ranks tell the same.
