@@ -238,3 +238,30 @@ TEST_CASE("a limit is refused where the average is compressed, and taken where s
     RANK_CHECK(refusal(hd::strategy{.compressor = hd::error_feedback{any_codec{1}}, .mode = hd::local_sgd{.period = 4}}).empty());
   });
 }
+
+TEST_CASE("tensors of one element, ranks without samples and several lanes are legal under every codec") {
+  const auto odd = [](auto plan) {
+    plan.lanes = 3;
+    plan.buckets = {.first = 64, .cap = 64};
+    hd::threads::run(with(3), [&](auto& comm) {
+      quadratic m;
+      hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{}};
+      const double start = quadratic::loss(m.w);
+      for (std::size_t s = 0; s < 8; ++s) {
+        const std::size_t n = (s + static_cast<std::size_t>(comm.rank())) % 3;  // one of three has none
+        dp.begin({.samples = static_cast<double>(n)});
+        quadratic::gradient(m.w.data(), m.g.data(), first_sample(s, comm.rank(), 3, 2), n);
+        if (n == 0) m.g.assign(m.g.size(), std::numeric_limits<float>::quiet_NaN());
+        for (std::size_t i = quadratic::sizes.size(); i-- > 0;) dp.ready(i);
+        RANK_CHECK_FALSE(dp.step({.lr = 0.05f}).skipped);
+      }
+      dp.join();
+      RANK_CHECK(hd::all_finite(m.w.data(), m.w.size()));
+      RANK_CHECK(quadratic::loss(m.w) < start);
+    });
+  };
+  for (int which = 0; which < any_codec::kinds; ++which) odd(hd::strategy{.compressor = hd::error_feedback{any_codec{which, 0}}});
+  odd(hd::strategy{.compressor = hd::quantize<8>{.block = 3, .dense_below = 0}});
+  odd(hd::strategy{.compressor = hd::clip{.max_norm = 1e6f} | hd::error_feedback{hd::random_k{.density = 0.25, .dense_below = 0}}});
+  odd(hd::strategy{.topology = hd::native{}, .compressor = hd::power_sgd{.worth = 0.0, .dense_below = 0}});
+}

@@ -31,8 +31,8 @@ struct loss_scale_state {
 /// Where a compressor or a mode works on floats, gradients are unscaled first: momentum and what is held back never see
 /// the scale. Whether any rank met an infinity is agreed on before state moves; such a step is skipped on every rank.
 /// After `patience` skips in a row the scale is halved, after `growth` taken steps it is doubled, everywhere at once;
-/// scales that differ between ranks are a comm_error. In modes that average parameters both count meetings: give a scale
-/// that fits, or patience 1.
+/// scales that differ between ranks are a comm_error. In modes that average parameters both count meetings: give a
+/// scale that fits, or patience 1.
 /// Wire:    2 bytes per element where float has 4; under zero1 parameters too.
 /// State:   4 bytes per element, under zero1 divided by the ranks; 4 more where floats are needed in between.
 /// Traffic: the rule's, with 2 bytes less for the gradient and 2 more for the parameter: sgd with momentum 20, adamw 28.

@@ -45,8 +45,8 @@ struct known_rate {
   float held_scale() const noexcept { return last > 0.0f && next > 0.0f ? last / next : 1.0f; }
 };
 
-// Throws argument_error for numbers of a step that can't be; `refuses`: why there may be no limits, or null; `told`: the
-// rate that begin() was told, or 0.
+// Throws argument_error for numbers of a step that can't be; `refuses`: why there may be no limits, or null; `told`:
+// the rate that begin() was told, or 0.
 inline void check_step(const step_options& o, const char* refuses, float told = 0.0f) {
   check_not_negative("data_parallel::step", "lr", o.lr);
   check_not_negative("data_parallel::step", "max_norm", o.max_norm);

@@ -64,8 +64,8 @@ template <class Memory> class held_state {
     }
   }
 
-  // What a checkpoint holds for this rank, to be taken over when all files are read. Ranks that hold the same as when it
-  // was saved go on bit for bit, if all of them do: then each reads its own file only. Else each reads all of them, in
+  // What a checkpoint holds for this rank, to be taken over when all files are read. Ranks that hold the same as when
+  // it was saved go on bit for bit, if all of them do: then each reads its own file only. Else each reads all of them, in
   // the same order: what all held of an element is divided evenly among its owners, and the further numbers are zero.
   class restored {
    public:
