@@ -7,6 +7,7 @@
 #include <heddle/compress/codecs.cuh>
 
 #include <cmath>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -59,9 +60,11 @@ template <class Codec> void check(const Codec& codec, std::size_t n, bool feedba
   }
   CHECK(apart < 1e-6);
   CHECK(worst < 1e-6);
-  if (n) {
-    g[n / 2] = NAN;
+  for (const float much : {NAN, std::numeric_limits<float>::max()}) {  // twice half of that is rounded
+    if (n == 0) break;
+    g[n / 2] = much;
     hd::cuda::copy(g.data(), dg, n, q);
+    hd::cuda::fill(flag, 1, 0u, q);
     device.encode(dg, 1.0f, nullptr, n, x, payload, flag, q);
     hd::cuda::copy(flag, &bad, 1, q);
     q.synchronize();

@@ -17,7 +17,7 @@ inline constexpr unsigned codec_threads = 128;
 // v = g share + held e, as the host's carrier makes it.
 struct fed_value {
   const float *g, *e;
-  float share, held;
+  float share, held, limit;
   HEDDLE_HD float operator()(std::size_t i) const { return e ? g[i] * share + e[i] * held : g[i] * share; }
 };
 
@@ -75,7 +75,7 @@ __global__ void encode_blocks(Codec c, fed_value v, std::size_t n, codec_numbers
     for (std::size_t i = begin + threadIdx.x; i < end; i += codec_threads) {
       const float value = v(i);
       const float magnitude = value < 0.0f ? -value : value;
-      if (!(magnitude <= 0x1.fffffep127f)) atomicOr(not_finite, 1u);
+      if (!(magnitude <= v.limit)) atomicOr(not_finite, 1u);
       mine = codec_scale<Codec>::join(mine, static_cast<double>(magnitude));
     }
     part[threadIdx.x] = mine;
@@ -142,7 +142,8 @@ template <class Codec> class codec_device {
   /// @brief Writes the payload of g factor / ranks + held_scale e, e being null or a tensor.
   /// @param g Gradient, n elements. @param factor Multiplies it. @param e What is held. @param n Elements.
   /// @param x Step, tensor, rank and ranks. @param payload wire_bytes(n) bytes, aligned to a float.
-  /// @param not_finite Set to 1 where a value isn't finite; else left. @param q Where the work goes.
+  /// @param not_finite Set to 1 where a value, or the sum of all ranks', may not be finite; else left. @param q Where the
+  /// work goes.
   void encode(const float* g, float factor, const float* e, std::size_t n, const encode_context& x, std::byte* payload,
               unsigned* not_finite, cuda::queue q) const {
     for (const void* p :
@@ -177,7 +178,7 @@ template <class Codec> class codec_device {
 
  private:
   static detail::fed_value fed(const float* g, float factor, const float* e, const encode_context& x) noexcept {
-    return {g, e, factor / static_cast<float>(x.ranks), x.held_scale};
+    return {g, e, factor / static_cast<float>(x.ranks), x.held_scale, detail::most_sent(x.ranks)};
   }
 
   Codec codec_;
