@@ -85,8 +85,8 @@ TEST_CASE("mixing is a bijection, and the arithmetic of shards goes past 2^32 ro
   static_assert(store::room(store::most_pages * store::page_slots) < store::none);
   static_assert((store::room(store::most_pages * store::page_slots) << 10) > (std::uint64_t{1} << 41));
   static_assert(store::room(std::uint64_t{1} << 40) == (std::uint64_t{1} << 40) / 5 * 4);
-  CHECK(store::mask_of((std::uint64_t{1} << 31) + store::page_slots) == 0xffffffffu);
-  CHECK(store::mask_of(store::most_pages * store::page_slots) == 0xffffffffu);
+  static_assert(store::mask_of((std::uint64_t{1} << 31) + store::page_slots) == 0xffffffffu);
+  static_assert(store::mask_of(store::most_pages * store::page_slots) == 0xffffffffu);
   std::uint64_t pages = 0;
   while (pages < store::most_pages) pages = store::pages_after(pages);
   CHECK(pages == store::most_pages);  // an index grows to all that its words can number, and no further
