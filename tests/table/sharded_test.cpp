@@ -555,6 +555,51 @@ TEST_CASE("a server takes each push once, whole, and from the object that greete
   CHECK(again.applied(0) == 2);
 }
 
+TEST_CASE("each push has its own rate, also where others came while it waited for room") {
+  const folder dir;
+  hd::threads::meeting_place place(2);
+  std::atomic<bool> stop{false}, paused{false};
+  table_type part(how);
+  std::thread server([&] {
+    direct inner(quick(), place, 0);
+    wire home(inner, none);
+    hd::table_server s(part, home, {.path = dir / "s"});
+    while (!stop) {
+      if (paused)
+        std::this_thread::sleep_for(1ms);
+      else
+        s.serve(1ms);
+    }
+  });
+  {
+    direct inner(quick(), place, 1);
+    wire m(inner, none);
+    hd::worker_options o = worker(1);
+    o.gather = 4;
+    o.gather_for = 20s;
+    o.log_bytes = 100;
+    client c(how, m, o);
+    paused = true;
+    c.push(keys_type{11, 12, 13, 14}, floats(4 * dim, 1.0f), {.lr = 0.1f});  // the log is full
+    std::thread other([&] { c.push(keys_type{1}, floats(dim, 1.0f), {.lr = 0.1f}); });
+    std::thread resume([&] {
+      std::this_thread::sleep_for(60ms);
+      paused = false;
+    });
+    c.push(keys_type{2}, floats(dim, 1.0f), {.lr = 0.2f});
+    other.join();
+    resume.join();
+    c.finish();
+  }
+  stop = true;
+  server.join();
+  floats first(2 * dim), row(2 * dim);
+  for (std::size_t k = 0; k < 2; ++k) hd::initial::uniform{}.fill<dim>(first.data() + k * dim, how.seed, 0, k + 1);
+  part.read(keys_type{1, 2}, row);
+  CHECK(first[0] - row[0] == Approx(0.1f).epsilon(1e-4));
+  CHECK(first[dim] - row[dim] == Approx(0.2f).epsilon(1e-4));
+}
+
 TEST_CASE("a worker that never comes is given up") {
   table_type part(how);
   hd::threads::meeting_place place(2);
