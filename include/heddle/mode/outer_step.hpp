@@ -203,7 +203,8 @@ struct instalments {
 /// Wire:    one all-reduce of the parameters at a meeting.
 /// State:   4 bytes per element (w), 8 with an outer momentum.
 /// Traffic: 28 bytes per element at a meeting beside the all-reduce, 36 with an outer momentum.
-/// Order:   any compressor; momentum of `dgc` is off, and it refuses an outer momentum.
+/// Order:   any compressor; momentum of `dgc` is off, and it refuses an outer momentum. Rules whose replicas go on apart
+///          need an elementwise one (none, cast) without a transform.
 /// Sync:    step() blocks at meetings only.
 /// Throws:  argument_error for a number outside its range.
 template <class Outer = outer::average, class Weights = weight::samples, class Period = period::every>
