@@ -44,7 +44,7 @@ concept has_row_update = requires(const Rule& r, float* w, float* s, const float
 };
 /// Has `name()`, which files carry.
 template <class Rule>
-concept has_name = requires(const Rule& r) {
+concept has_table_name = requires(const Rule& r) {
   { r.name() } -> std::convertible_to<std::string>;
 };
 /// @}
@@ -64,7 +64,7 @@ concept has_name = requires(const Rule& r) {
 /// It may have `start<Dim>(slots)`, which fills the state of a new row, and `check()`, which throws argument_error for
 /// a number outside its range. `update` must not throw.
 template <class Rule>
-concept table_rule = has_linear<Rule> && has_row_slots<Rule> && has_row_update<Rule> && has_name<Rule>;
+concept table_rule = has_linear<Rule> && has_row_slots<Rule> && has_row_update<Rule> && has_table_name<Rule>;
 
 /// @brief How a new row begins: a function of the seed, the table's number, the key and the column, and so the same on
 /// every shard, server, thread and device, and after the row was evicted.
@@ -76,7 +76,7 @@ concept table_rule = has_linear<Rule> && has_row_slots<Rule> && has_row_update<R
 ///       std::string name() const { return "ones"; }
 ///     };
 template <class Initial>
-concept table_initial = has_name<Initial> && requires(const Initial& i, float* w) {
+concept table_initial = has_table_name<Initial> && requires(const Initial& i, float* w) {
   i.template fill<4>(w, std::uint64_t{}, std::uint32_t{}, std::uint64_t{});
 };
 
@@ -98,7 +98,7 @@ concept table_initial = has_name<Initial> && requires(const Initial& i, float* w
 /// `admit` is asked by a push of a key without a row, and may count it; `admits_unseen` is asked by a pull, which must
 /// be repeatable and so counts nothing. Neither may draw random numbers: the answer after a retry must be the same.
 template <class Admission>
-concept table_admission = has_name<Admission> && requires(const Admission& a, std::uint64_t m) {
+concept table_admission = has_table_name<Admission> && requires(const Admission& a, std::uint64_t m) {
   typename Admission::state;
   { a.admits_unseen(m, m) } -> std::convertible_to<bool>;
 };
@@ -119,7 +119,7 @@ concept table_admission = has_name<Admission> && requires(const Admission& a, st
 /// goes.
 template <class Eviction>
 concept table_eviction =
-    has_name<Eviction> && requires(const Eviction& e, std::uint32_t* words, const sighting& s, std::uint32_t now) {
+    has_table_name<Eviction> && requires(const Eviction& e, std::uint32_t* words, const sighting& s, std::uint32_t now) {
       { Eviction::words } -> std::convertible_to<std::size_t>;
       e.touch(words, s, now, std::uint64_t{});
     };
@@ -140,7 +140,7 @@ concept bounded_eviction = table_eviction<Eviction> && requires(const Eviction& 
 /// `edits` says that it may change the gradient, so the table hands it a copy; `throws` that the whole push is refused,
 /// before anything has moved.
 template <class Guard>
-concept table_guard = has_name<Guard> && requires(const Guard& g, float* x) {
+concept table_guard = has_table_name<Guard> && requires(const Guard& g, float* x) {
   { Guard::edits } -> std::convertible_to<bool>;
   { Guard::throws } -> std::convertible_to<bool>;
   { g.template check<4>(x) } -> std::convertible_to<bool>;

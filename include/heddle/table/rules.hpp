@@ -13,7 +13,7 @@
 namespace heddle {
 inline namespace v0 {
 namespace detail {
-inline void check_not_negative(const char* rule, const char* what, double x) {
+inline void check_rule_number(const char* rule, const char* what, double x) {
   if (!(x >= 0.0 && x < 1e30)) {
     throw argument_error(std::string("heddle::") + rule + ": " + what + " is " + std::to_string(x) +
                          ", allowed is 0 or above");
@@ -66,7 +66,7 @@ struct adagrad {
   /// Throws argument_error for a number outside its range.
   void check() const {
     detail::check_above_zero("rule::adagrad", "eps", eps);
-    detail::check_not_negative("rule::adagrad", "initial", initial);
+    detail::check_rule_number("rule::adagrad", "initial", initial);
   }
   /// The state of a new row.
   template <std::size_t Dim> HEDDLE_HD void start(float* s) const noexcept {
@@ -96,7 +96,7 @@ struct row_adagrad {
   /// Throws argument_error for a number outside its range.
   void check() const {
     detail::check_above_zero("rule::row_adagrad", "eps", eps);
-    detail::check_not_negative("rule::row_adagrad", "initial", initial);
+    detail::check_rule_number("rule::row_adagrad", "initial", initial);
   }
   /// The state of a new row.
   template <std::size_t Dim> HEDDLE_HD void start(float* s) const noexcept { s[0] = initial; }
@@ -175,8 +175,8 @@ struct ftrl {
   /// Throws argument_error for a number outside its range.
   void check() const {
     detail::check_above_zero("rule::ftrl", "beta", beta);
-    detail::check_not_negative("rule::ftrl", "l1", l1);
-    detail::check_not_negative("rule::ftrl", "l2", l2);
+    detail::check_rule_number("rule::ftrl", "l1", l1);
+    detail::check_rule_number("rule::ftrl", "l2", l2);
   }
   /// One step of a row.
   template <std::size_t Dim>

@@ -135,12 +135,12 @@ template <class Upstream> class chunked_heap : public block_heap {
   }
 
   [[noreturn]] void fail(std::size_t bytes, bool by_limit) {
-    std::size_t largest = largest_free();
+    std::size_t room = largest_free();
     if (by_limit && options.max != memory_error::unknown) {
       const std::size_t growable = options.max - held + idle_bytes();
-      if (growable > largest) largest = growable;
+      if (growable > room) room = growable;
     }
-    throw memory_error(name_, bytes, options.max, in_use, largest);
+    throw memory_error(name_, bytes, options.max, in_use, room);
   }
 
   const char* const name_;
