@@ -53,8 +53,9 @@ template <int Bits, rounding Rounding = rounding::stochastic> struct quantize {
   HEDDLE_HD static int whole_of(float v, double inverse, std::uint32_t word) {
     // Added before rounding down, which a conversion of what is above 0 does.
     const double up = Rounding == rounding::stochastic ? static_cast<double>(to_uniform(word)) : 0.5;
-    const int whole = static_cast<int>(static_cast<double>(v) * inverse + up + (levels + 1)) - (levels + 1);
-    return whole < -levels ? -levels : whole > levels ? levels : whole;
+    const double shifted = static_cast<double>(v) * inverse + up + (levels + 1);
+    if (!(shifted >= 1.0)) return -levels;  // also a NaN: a device writes packets that it flags
+    return shifted < 2 * levels + 2 ? static_cast<int>(shifted) - (levels + 1) : levels;
   }
   /// Element i of a payload, on the host or a device; `payload` is aligned to a float.
   HEDDLE_HD float value(const std::byte* payload, std::size_t n, std::size_t i) const {
