@@ -31,14 +31,14 @@ class option_table {
   }
 
   /// --name TEXT.
-  void text(const char* name, const char* placeholder, const char* help, std::string& to) {
+  void text(const char* name, const char* operand, const char* help, std::string& to) {
     const std::string standard = to.empty() ? "" : " (default: " + to + ")";
-    entries_.push_back({name, placeholder, help, standard, [&to](const std::string& value) { to = value; }});
+    entries_.push_back({name, operand, help, standard, [&to](const std::string& value) { to = value; }});
   }
 
   /// --name NAME,NAME,... which may be repeated.
-  void names(const char* name, const char* placeholder, const char* help, std::vector<std::string>& to) {
-    entries_.push_back({name, placeholder, help, "", [&to, name](const std::string& value) {
+  void names(const char* name, const char* operand, const char* help, std::vector<std::string>& to) {
+    entries_.push_back({name, operand, help, "", [&to, name](const std::string& value) {
                           for (std::size_t at = 0; at <= value.size();) {
                             const std::size_t end = std::min(value.find(',', at), value.size());
                             if (end == at)
@@ -56,13 +56,15 @@ class option_table {
                         [=, &to](const std::string& value) { to = number(name, value, least, most, kind.c_str()); }});
   }
 
-  /// --name X, a number above 0.
-  void real(const char* name, const char* help, double& to) {
-    std::string standard = std::to_string(to);
-    while (standard.back() == '0') standard.pop_back();
-    entries_.push_back({name, "X", help, " (default: " + standard + ")", [=, &to](const std::string& value) {
-                          to = number(name, value, 1e-9, 1e3, "a number from 1e-9 to 1000");
-                        }});
+  /// --name X, a number within bounds.
+  void real(const char* name, const char* help, double& to, double least = 1e-9, double most = 1000) {
+    const auto shown = [](double x) {
+      char text[32];
+      return std::string(text, std::to_chars(text, text + sizeof text, x).ptr);
+    };
+    const std::string kind = "a number from " + shown(least) + " to " + shown(most);
+    entries_.push_back({name, "X", help, " (default: " + shown(to) + ")",
+                        [=, &to](const std::string& value) { to = number(name, value, least, most, kind.c_str()); }});
   }
 
   /// Sets what the arguments say. Throws: usage_error.
@@ -71,7 +73,7 @@ class option_table {
       const std::string_view argument = arguments[i];
       const std::size_t equals = argument.find('=');
       const entry& e = find(argument.substr(0, equals));
-      if (e.placeholder.empty()) {
+      if (e.operand.empty()) {
         if (equals != argument.npos) throw usage_error("--" + e.name + " takes no value");
         e.set("");
       } else if (equals != argument.npos) {
@@ -79,7 +81,7 @@ class option_table {
       } else if (i + 1 < count) {
         e.set(arguments[++i]);
       } else {
-        throw usage_error("--" + e.name + " needs a value: --" + e.name + " " + e.placeholder);
+        throw usage_error("--" + e.name + " needs a value: --" + e.name + " " + e.operand);
       }
     }
   }
@@ -88,7 +90,7 @@ class option_table {
   std::string help() const {
     std::string out;
     for (const entry& e : entries_) {
-      std::string left = "  --" + e.name + (e.placeholder.empty() ? "" : " " + e.placeholder);
+      std::string left = "  --" + e.name + (e.operand.empty() ? "" : " " + e.operand);
       left.resize(std::max<std::size_t>(left.size() + 2, 26), ' ');
       std::string line = left;
       std::string rest = e.help + e.standard;
@@ -105,7 +107,7 @@ class option_table {
 
  private:
   struct entry {
-    std::string name, placeholder, help, standard;
+    std::string name, operand, help, standard;
     std::function<void(const std::string&)> set;
   };
 

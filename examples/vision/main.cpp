@@ -152,7 +152,7 @@ examples::option_table table_of(options& o) {
   t.size("batch", "images per step, over all ranks", o.batch, 1, 4096);
   t.size("hidden", "width of the first hidden layer", o.hidden, 1, 4096);
   t.real("rate", "highest learning rate of momentum SGD", o.rate);
-  t.real("least", "exit with status 1 when a mean accuracy is below this, in percent; 0 for never", o.least);
+  t.real("least", "exit with status 1 when a mean accuracy is below this, in percent; 0 for never", o.least, 0, 100);
   t.text("data", "DIR", "folder of the idx files, gzipped", o.data);
   t.flag("help", "print this and end", o.help);
   return t;

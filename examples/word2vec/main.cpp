@@ -134,11 +134,11 @@ template <class Format> int run(const options& o) {
 
 int main(int argc, char** argv) {
   options o;
-  option_table table(o);
+  const std::string help = "word2vec --train FILE [OPTIONS]\n" + table_of(o).help();
   try {
-    table.parse(argc, argv);
+    table_of(o).parse(argc, argv);
     if (o.help) {
-      std::fputs(table.help().c_str(), stdout);
+      std::fputs(help.c_str(), stdout);
       return 0;
     }
     if (o.check && o.train.empty()) o.train = WORD2VEC_DATA;
@@ -147,7 +147,7 @@ int main(int argc, char** argv) {
     with_mode(o.mode, [](const auto&) {});
     return has_lines(o.train) ? run<hd::lines>(o) : run<hd::words>(o);
   } catch (const usage_error& e) {
-    std::fprintf(stderr, "word2vec: %s\n%s", e.what(), table.help().c_str());
+    std::fprintf(stderr, "word2vec: %s\n%s", e.what(), help.c_str());
     return 2;
   } catch (const std::exception& e) {
     std::fprintf(stderr, "word2vec: %s\n", e.what());
