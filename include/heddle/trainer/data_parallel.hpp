@@ -224,26 +224,14 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   void save(const std::string& directory) {
     require_closed("save");
     auto& comm = average_->comm();
-    const detail::checkpoint files(directory);
-    // All ranks use the number that rank 0 finds, whatever they see of the directory.
-    const auto old = detail::tell_all(comm, files.published_or_none())[0];
-    const detail::generation now{old.number + 1, static_cast<std::uint32_t>(comm.size())};
-    detail::together all(comm, "save");
-    const bool written = all.succeed([&] {
+    detail::save_all(comm, directory, [&](const detail::generation& now) {
       auto file = detail::pack(now, comm.rank(), signature(), counters(), tensors_, visitor());
       average_->pack_held(file, counted());
       if constexpr (shards)
         detail::pack_shards(file, average_->pieces(), held_slots,
                             [&](auto k, auto at) { return update_.state(k, at); });
-      files.write_rank(now, comm.rank(), file);
+      return file;
     });
-    if (!written) files.remove_rank(now, comm.rank());
-    all.check();
-    all.succeed([&] {
-      if (comm.rank() == 0) files.publish(now);
-    });
-    all.check();
-    if (comm.rank() == 0) files.remove(old);
   }
 
   /// @brief Restores what save() wrote. Collective; also on another number of ranks.

@@ -168,23 +168,12 @@ class data_parallel<Strategy, Comm, Optimizer> {
   /// Throws: file_error on every rank if any rank can't write; the older checkpoint stays.
   void save(const std::string& directory) {
     synchronize();
-    const detail::checkpoint files(directory);
-    const auto old = detail::tell_all(comm_, files.published_or_none())[0];
-    const detail::generation now{old.number + 1, static_cast<std::uint32_t>(comm_.size())};
-    detail::together all(comm_, "save");
-    const bool written = all.succeed([&] {
+    detail::save_all(comm_, directory, [&](const detail::generation& now) {
       detail::counters c{};
       c.steps = steps_;
       c.skipped = skipped_;
-      files.write_rank(now, comm_.rank(), detail::pack(now, comm_.rank(), signature(), c, tensors_, visitor()));
+      return detail::pack(now, comm_.rank(), signature(), c, tensors_, visitor());
     });
-    if (!written) files.remove_rank(now, comm_.rank());
-    all.check();
-    all.succeed([&] {
-      if (comm_.rank() == 0) files.publish(now);
-    });
-    all.check();
-    if (comm_.rank() == 0) files.remove(old);
   }
 
   /// @brief Restores what save() wrote. Collective; also on another number of ranks, where rank r takes the optimizer

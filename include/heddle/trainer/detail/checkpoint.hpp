@@ -5,6 +5,7 @@
 #include <heddle/collective/detail/shards.hpp>
 #include <heddle/optim/mixed.hpp>
 #include <heddle/trainer/detail/held.hpp>
+#include <heddle/trainer/detail/tell.hpp>
 #include <heddle/trainer/tensor.hpp>
 
 #include <algorithm>
@@ -80,11 +81,11 @@ class checkpoint {
 struct counters {
   std::uint64_t steps, clock, skipped, meetings;
   double drift_samples, drift_loss, drift_lr;  // since the last meeting
-  std::uint64_t period[4];           // of the mode: the same on all ranks
-  loss_scale_state scale;            // the same on all ranks
-  std::uint32_t bad;                 // as announced
-  float last_lr;                     // of the last step; 0: none
-  std::uint32_t unused = 0;          // no byte without a value
+  std::uint64_t period[4];                     // of the mode: the same on all ranks
+  loss_scale_state scale;                      // the same on all ranks
+  std::uint32_t bad;                           // as announced
+  float last_lr;                               // of the last step; 0: none
+  std::uint32_t unused = 0;                    // no byte without a value
 };
 
 // What a block of floats in a checkpoint is.
@@ -175,6 +176,23 @@ void share_out(std::vector<saved>& old, const std::vector<tensor>& tensors, Each
     });
   }
   mine.counts.drift_samples = mine.counts.drift_loss = 0.0;
+}
+
+// Saves on all ranks, or on none: pack(generation) makes this rank's file. Collective; throws file_error on every rank.
+template <class Comm, class Pack> void save_all(Comm& comm, const std::string& directory, Pack&& pack) {
+  const checkpoint files(directory);
+  // All ranks use the number that rank 0 finds, whatever they see of the directory.
+  const auto old = tell_all(comm, files.published_or_none())[0];
+  const generation now{old.number + 1, static_cast<std::uint32_t>(comm.size())};
+  together all(comm, "save");
+  const bool written = all.succeed([&] { files.write_rank(now, comm.rank(), pack(now)); });
+  if (!written) files.remove_rank(now, comm.rank());
+  all.check();
+  all.succeed([&] {
+    if (comm.rank() == 0) files.publish(now);
+  });
+  all.check();
+  if (comm.rank() == 0) files.remove(old);
 }
 
 // What this rank goes on with, read from a directory: its own file, or its share of all if another number of ranks
