@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <heddle/core/philox.hpp>
 #include <heddle/heddle.hpp>
 
 #include <chrono>

@@ -12,13 +12,11 @@
 
 #include <heddle/collective/gather.hpp>
 #include <heddle/collective/hierarchical.hpp>
-#include <heddle/collective/verify.hpp>
 #include <heddle/comm/self.hpp>
 #include <heddle/comm/threads.hpp>
 #include <heddle/compress/cast.hpp>
 #include <heddle/compress/clip.hpp>
 #include <heddle/compress/dgc.hpp>
-#include <heddle/core/philox.hpp>
 #include <heddle/mode/local_sgd.hpp>
 #include <heddle/optim/adamw.hpp>
 #include <heddle/trainer/data_parallel.hpp>

@@ -4,6 +4,8 @@
 // The programs that README.md and docs/trainer.md show, as they stand there.
 #include "support.hpp"
 
+#include <heddle/collective/verify.hpp>
+
 namespace {
 struct batch {
   std::size_t first;
@@ -60,7 +62,7 @@ struct hypercube {  // for a power of two
     return s;
   }
 };
-static_assert(hd::verify(hypercube{}, 8));  // proven by the compiler
+static_assert(hd::verify(hypercube{}, 8));  // proven by the compiler; heddle/collective/verify.hpp
 // example-end
 
 // example-begin upper_half

@@ -23,6 +23,7 @@ namespace detail {
 // A template, as the executor is, so that a file that only includes this doesn't pay for what it needs of the vectors.
 template <class Operation>
 struct program {
+  template <class Element> using list = std::vector<typename dependent<Element, Operation>::type>;
   static constexpr std::uint32_t own = ~std::uint32_t{0};
   static constexpr std::size_t in_place = ~std::size_t{0};
 
@@ -49,31 +50,31 @@ struct program {
     std::uint8_t known = 0;      // the mode that contributors and exponents are set for; 0: none
     std::uint16_t expected = 1;  // contributors of its first message, where known
   };
-  std::vector<round> rounds;
-  std::vector<outgoing> out;
-  std::vector<source> out_sources;
-  std::vector<std::size_t> out_offsets, in_offsets;
-  std::vector<incoming> in;
-  std::vector<std::uint16_t> expected;  // contributors of each message to receive, where known
-  std::vector<merge> merges;
-  std::vector<operand> operands;
-  std::vector<std::uint32_t> arrivals;  // of each operand; `own` for the buffer
-  std::vector<overwrite> overwrites;
-  std::vector<std::uint32_t> further;
-  std::vector<std::uint16_t> numbers;  // numbers[0] is 1: a rank's own contribution
+  list<round> rounds;
+  list<outgoing> out;
+  list<source> out_sources;
+  list<std::size_t> out_offsets, in_offsets;
+  list<incoming> in;
+  list<std::uint16_t> expected;  // contributors of each message to receive, where known
+  list<merge> merges;
+  list<operand> operands;
+  list<std::uint32_t> arrivals;  // of each operand; `own` for the buffer
+  list<overwrite> overwrites;
+  list<std::uint32_t> further;
+  list<std::uint16_t> numbers;  // numbers[0] is 1: a rank's own contribution
   std::size_t scratch = 0;             // bytes
   std::size_t element_bytes = 0;
   bool torn = false;           // a reduction completes a part of its interval only
   std::byte* bound = nullptr;  // the buffer that pointers are set for
 
   // Inside `completes` the last receive of an element is final, where it is a reduction.
-  void build(int rank, const schedule& s, std::size_t bytes, std::span<const interval> completes) {
+  void build(int rank, const basic_schedule<Operation>& s, std::size_t bytes, std::span<const interval> completes) {
     *this = {};
     element_bytes = bytes;
     numbers.push_back(1);
     runs_.push_back({{0, ~std::size_t{0}}, 0});
-    std::vector<unsigned char> final(s.operations().size());
-    interval_set<interval> later;
+    list<unsigned char> final(s.operations().size());
+    interval_set<typename dependent<interval, Operation>::type> later;
     for (std::size_t r = s.rounds(); r-- > 0;) {
       auto f = final.begin() + (s.round(r).data() - s.operations().data());
       for (const Operation& o : s.round(r)) *f++ = o.act == action::reduce && is_final(o.range, completes, later);
@@ -166,8 +167,8 @@ struct program {
     std::uint32_t id;
   };
 
-  bool is_final(interval b, std::span<const interval> completes, const interval_set<interval>& later) {
-    using cover = typename interval_set<interval>::cover;
+  bool is_final(interval b, std::span<const interval> completes, const auto& later) {
+    using cover = typename std::remove_cvref_t<decltype(later)>::cover;
     std::size_t n = 0;
     bool part = false;
     for (const interval c : completes) {
@@ -189,7 +190,7 @@ struct program {
   std::uint32_t give_number(interval b) {
     const auto id = static_cast<std::uint32_t>(numbers.size());
     numbers.push_back(1);
-    std::vector<run> kept{{b, id}};
+    list<run> kept{{b, id}};
     for (const run& r : runs_) {
       if (!r.where.overlaps(b)) {
         kept.push_back(r);
@@ -203,7 +204,7 @@ struct program {
   }
 
   void add(int rank, std::span<const Operation> operations, const unsigned char* final) {
-    std::vector<const Operation*> receives;
+    list<const Operation*> receives;
     program::round x{static_cast<std::uint32_t>(out.size()), 0, static_cast<std::uint32_t>(in.size()), 0,
                      static_cast<std::uint32_t>(merges.size()), 0, static_cast<std::uint32_t>(overwrites.size()), 0};
     for (const Operation& o : operations) {
@@ -220,7 +221,7 @@ struct program {
       }
     }
     std::size_t scratch_used = 0;
-    std::vector<unsigned char> done(receives.size());
+    list<unsigned char> done(receives.size());
     for (std::uint32_t i = 0; i < receives.size(); ++i) {
       const Operation& o = *receives[i];
       if (o.act == action::copy) overwrites.push_back({i, give_number(o.range)});
@@ -266,7 +267,7 @@ struct program {
     rounds.push_back(x);
   }
 
-  std::vector<run> runs_;
+  list<run> runs_;
 };
 }  // namespace detail
 
@@ -288,7 +289,7 @@ class basic_executor {
   /// @param rank This rank. @param s Its schedule. @param bytes Bytes of one element.
   /// @param completes Where a last receive that reduces gives this rank's final value: the buffer for an all-reduce,
   /// what the rank owns for a reduce-scatter. Disjoint intervals.
-  void prepare(int rank, const schedule& s, std::size_t bytes, std::span<const interval> completes = {}) {
+  void prepare(int rank, const basic_schedule<Operation>& s, std::size_t bytes, std::span<const interval> completes = {}) {
     program_.build(rank, s, bytes, completes);
   }
   /// Bytes of an element that it is prepared for; 0 if it isn't.
@@ -301,7 +302,7 @@ class basic_executor {
   /// @return Whether a value left float16's range on this rank.
   /// Throws: comm_error; argument_error if the schedule reduces and `l` is null, or can't carry a mean or float16 sum.
   template <communicator Comm>
-  bool run_prepared(Comm& comm, const schedule& s, std::size_t from, std::size_t to, header h, std::byte* buffer,
+  bool run_prepared(Comm& comm, const basic_schedule<Operation>& s, std::size_t from, std::size_t to, header h, std::byte* buffer,
                     const leaf* l, double factor = 1.0) {
     program& p = program_;
     if (buffer != p.bound) p.bind(buffer);
@@ -397,8 +398,8 @@ header on_topology(const header& h, const Topology& t) {
 }
 
 // Runs a schedule without reductions once, from its first round to its last.
-template <communicator Comm, class Operation = operation>
-void run_once(Comm& comm, const schedule& s, const header& h, void* buffer, std::size_t bytes) {
+template <communicator Comm, class Operation>
+void run_once(Comm& comm, const basic_schedule<Operation>& s, const header& h, void* buffer, std::size_t bytes) {
   basic_executor<Operation> x;
   x.prepare(comm.rank(), s, bytes);
   x.run_prepared(comm, s, 0, s.rounds(), h, static_cast<std::byte*>(buffer), nullptr);

@@ -211,5 +211,15 @@ void barrier(Comm& comm) {
   }
 }
 
+/// @brief Whether a reduce-scatter half leaves each element complete on one rank, from where a second half gathers it.
+///
+/// ring, direct, torus_2d, halving_doubling, mixed_radix, hierarchical over these, and native.
+template <class Topology>
+concept has_owners =
+    std::is_same_v<Topology, native> ||
+    (has_all_reduce_schedule<Topology> && has_reduce_scatter_schedule<Topology> && has_all_gather_schedule<Topology>);
+
+template <class Topology> class halved_plan;  // heddle/collective/halves.hpp
+
 }  // namespace v0
 }  // namespace heddle

@@ -7,14 +7,6 @@
 namespace heddle {
 inline namespace v0 {
 
-/// @brief Whether a reduce-scatter half leaves each element complete on one rank, from where a second half gathers it.
-///
-/// ring, direct, torus_2d, halving_doubling, mixed_radix, hierarchical over these, and native.
-template <class Topology>
-concept has_owners =
-    std::is_same_v<Topology, native> ||
-    (has_all_reduce_schedule<Topology> && has_reduce_scatter_schedule<Topology> && has_all_gather_schedule<Topology>);
-
 /// @brief A prepared all-reduce in its two halves, with room between them for work on what this rank owns.
 ///
 /// The first half adds in the order of the whole all-reduce, so what a rank owns afterwards has the bits that

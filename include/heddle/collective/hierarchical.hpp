@@ -30,9 +30,9 @@ template <class Intra = ring, class Inter = ring> struct hierarchical {
 
   /// @brief Schedule of what happens inside groups alone: a reduce-scatter of `count` elements, after which a rank owns
   /// its column of its group's sum.
-  constexpr schedule inside(int rank, int size, std::size_t count) const {
+  constexpr detail::schedule_for<Intra> inside(int rank, int size, std::size_t count) const {
     const int columns = size - (groups(size) - 1) * group_of(size), local = rank % group_of(size);
-    schedule s = scatter(rank, size, count);
+    detail::schedule_for<Intra> s = scatter(rank, size, count);
     std::vector<interval> owned;
     if (local < columns) {
       owned.push_back(balanced_block(count, static_cast<std::size_t>(columns), static_cast<std::size_t>(local)));
@@ -42,16 +42,16 @@ template <class Intra = ring, class Inter = ring> struct hierarchical {
   }
 
   /// Schedule of an all-reduce of `count` elements.
-  constexpr schedule all_reduce(int rank, int size, std::size_t count) const {
+  constexpr detail::schedule_for<Intra> all_reduce(int rank, int size, std::size_t count) const {
     static_assert(has_all_reduce_schedule<Inter>,
                   "heddle::hierarchical: .inter must provide all_reduce(); see docs/collective.md");
-    schedule s = scatter(rank, size, count);
+    detail::schedule_for<Intra> s = scatter(rank, size, count);
     const int g = group_of(size), last = size - (groups(size) - 1) * g, columns = last;
     const int mine = rank / g, base = mine * g, local = rank - base, members = mine == groups(size) - 1 ? last : g;
     const std::vector<interval> blocks = blocks_of(members, columns, count);
 
     const interval column = local < columns ? blocks[static_cast<std::size_t>(local)] : interval{0, 0};
-    const schedule across = inter.all_reduce(mine, groups(size), column.count);
+    const detail::schedule_for<Intra> across = inter.all_reduce(mine, groups(size), column.count);
     const auto along = [&](int peer) { return peer * g + local; };
     s.append(across, 0, across.half(), along, column.begin);
     std::vector<interval> owned;
@@ -61,7 +61,7 @@ template <class Intra = ring, class Inter = ring> struct hierarchical {
     if (across.halved()) s.split(std::move(owned));
     s.append(across, across.half(), across.rounds(), along, column.begin);
 
-    const schedule gather = intra.all_gather(local, members, blocks);
+    const detail::schedule_for<Intra> gather = intra.all_gather(local, members, blocks);
     const std::size_t before = s.rounds();
     s.append(gather, 0, gather.rounds(), [&](int peer) { return base + peer; }, 0);
     s.pad(before + larger([&](int n) { return intra.all_gather(0, n, blocks_of(n, columns, count)); }, g, last));
@@ -72,7 +72,7 @@ template <class Intra = ring, class Inter = ring> struct hierarchical {
   ///
   /// First across groups, each column its own ranks' blocks, then inside. In ragged groups, ranks without a counterpart
   /// in the smallest group first hand their block to a column of their group.
-  constexpr schedule all_gather(int rank, int size, std::span<const interval> blocks) const
+  constexpr detail::schedule_for<Intra> all_gather(int rank, int size, std::span<const interval> blocks) const
     requires(has_all_gather_schedule<Intra> && has_all_gather_schedule<Inter>)
   {
     detail::check_blocks("hierarchical", rank, size, blocks);
@@ -86,7 +86,7 @@ template <class Intra = ring, class Inter = ring> struct hierarchical {
       const int r = k * g + l;
       return l < g && r < size ? blocks[static_cast<std::size_t>(r)] : interval{0, 0};
     };
-    schedule s;
+    detail::schedule_for<Intra> s;
     for (int pass = 1; pass < passes; ++pass) {
       const int giver = local % columns + pass * columns;
       if (local < columns && giver < members) s.add(action::copy, base + giver, block(mine, giver));
@@ -94,7 +94,7 @@ template <class Intra = ring, class Inter = ring> struct hierarchical {
     if (local >= columns) s.add(action::send, base + local % columns, block(mine, local));
     s.next();
 
-    std::vector<schedule> parts;
+    std::vector<detail::schedule_for<Intra>> parts;
     std::vector<interval> layout;
     for (int pass = 0; pass < passes; ++pass) {
       layout.clear();
@@ -123,10 +123,10 @@ template <class Intra = ring, class Inter = ring> struct hierarchical {
   ///
   /// The all-gather backwards: first inside, then across. In ragged groups a column at last hands out the blocks that
   /// it has reduced for others of its group.
-  constexpr schedule reduce_scatter(int rank, int size, std::span<const interval> blocks) const
+  constexpr detail::schedule_for<Intra> reduce_scatter(int rank, int size, std::span<const interval> blocks) const
     requires(has_all_gather_schedule<Intra> && has_all_gather_schedule<Inter>)
   {
-    schedule s = all_gather(rank, size, blocks).mirrored(1);
+    detail::schedule_for<Intra> s = all_gather(rank, size, blocks).mirrored(1);
     const int g = group == 0 ? detail::middle_divisor(size) : group < size ? group : size;
     const int columns = size - (size - 1) / g * g, base = rank / g * g, end = base + g < size ? base + g : size;
     std::vector<interval> owned;
@@ -164,15 +164,15 @@ template <class Intra = ring, class Inter = ring> struct hierarchical {
     return x > y ? x : y;
   }
   // The reduce-scatter inside this rank's group.
-  constexpr schedule scatter(int rank, int size, std::size_t count) const {
+  constexpr detail::schedule_for<Intra> scatter(int rank, int size, std::size_t count) const {
     static_assert(has_reduce_scatter_schedule<Intra> && has_all_gather_schedule<Intra>,
                   "heddle::hierarchical: .intra must provide reduce_scatter() and all_gather(); "
                   "see docs/collective.md");
     check_rank("hierarchical", rank, size);
     const int g = group_of(size), last = size - (groups(size) - 1) * g;  // only the last group may be smaller
     const int base = rank / g * g, members = rank / g == groups(size) - 1 ? last : g;
-    schedule s;
-    const schedule inner = intra.reduce_scatter(rank - base, members, blocks_of(members, last, count));
+    detail::schedule_for<Intra> s;
+    const detail::schedule_for<Intra> inner = intra.reduce_scatter(rank - base, members, blocks_of(members, last, count));
     s.append(inner, 0, inner.rounds(), [&](int peer) { return base + peer; }, 0);
     s.pad(larger([&](int n) { return intra.reduce_scatter(0, n, blocks_of(n, last, count)); }, g, last));
     return s;

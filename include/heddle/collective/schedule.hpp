@@ -149,6 +149,8 @@ class basic_schedule {
 using schedule = basic_schedule<operation>;
 
 namespace detail {
+template <class Parameter> using schedule_for = basic_schedule<typename dependent<operation, Parameter>::type>;
+
 template <class Interval>
 constexpr void sort_intervals(std::vector<Interval>& v) {
   std::sort(v.begin(), v.end(), [](Interval a, Interval b) {

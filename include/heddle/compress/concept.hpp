@@ -209,7 +209,8 @@ concept reducing_compressor = has_rounds<Compressor> && has_slots<Compressor> &&
 
 /// @brief A way to write a tensor in fewer bytes, without state.
 ///
-/// Used by itself where it isn't `biased`, inside error_feedback where it is. What to write:
+/// Used by itself where it isn't `biased`, inside error_feedback where it is; heddle/compress/error_feedback.hpp has what
+/// runs it. What to write:
 ///
 ///     struct signs {                                     // one byte an element: only the sign
 ///       static constexpr bool biased = true;
@@ -234,6 +235,12 @@ template <class Compressor> inline constexpr bool is_automatic = false;
 template <class Compressor> inline constexpr bool is_automatic<automatic_compressor<Compressor>> = true;
 template <class Compressor> inline constexpr bool needs_feedback = false;
 template <codec Compressor> inline constexpr bool needs_feedback<Compressor> = Compressor::biased;
+
+// What data_parallel runs a compressor as.
+template <class Compressor> struct carried_as {
+  static Compressor make(const Compressor& c) { return c; }
+};
+template <class Compressor> auto carried(const Compressor& c) { return carried_as<Compressor>::make(c); }
 }  // namespace detail
 
 /// @brief Any compressor; see docs/compress.md for what each kind must provide.

@@ -12,6 +12,14 @@
 namespace heddle {
 inline namespace v0 {
 
+namespace detail {
+// Element, as a name that depends on Parameter: a file that only includes a template with it doesn't pay for what it
+// needs of the vectors.
+template <class Element, class Parameter> struct dependent {
+  using type = Element;
+};
+}  // namespace detail
+
 /// @brief A borrowed run of elements, usable in device code (where `std::span` indexing is not).
 ///
 /// It owns nothing; copying it is copying a pointer and a count. `slice<Element>` converts to `slice<const Element>`.

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <heddle/collective/halves.hpp>
 #include <heddle/mode/concept.hpp>
 
 namespace heddle {

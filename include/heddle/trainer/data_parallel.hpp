@@ -31,6 +31,7 @@ inline namespace v0 {
 template <class Strategy, class Comm, class Optimizer> class data_parallel {
   using kind = detail::training_kind<Strategy, Comm, Optimizer>;
   using averager = typename kind::averager_type;
+  template <class Element> using list = typename averager::template list<Element>;
   using drift_type = detail::drift<std::remove_cvref_t<decltype(Strategy::mode)>, typename averager::memory_type>;
   static constexpr bool averages_gradients = averager::of_gradients;
   static constexpr bool shards = averager::shards;
@@ -412,14 +413,14 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   std::vector<tensor> tensors_;
   Optimizer rule_;
   unused missing_;
-  std::vector<group_options> groups_;
+  list<group_options> groups_;
   std::vector<float> decay_scales_;
   std::vector<element*> parameters_;
   std::vector<float*> masters_;  // of whole tensors, which the rule updates
   detail::known_rate rate_;
   loss_scale_state scale_;
   std::uint32_t bad_ = 0;             // local steps skipped for an infinity since the last meeting
-  std::vector<detail::piece> whole_;  // every tensor as one piece
+  list<detail::piece> whole_;  // every tensor as one piece
   drift_type drift_;
   std::unique_ptr<averager> average_;
   detail::piecewise<typename kind::rule_type, static_cast<int>(held_slots), typename averager::memory_type, element,
@@ -428,7 +429,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   int unwinding_;
   bool open_ = false;
   double samples_ = 1.0;
-  std::vector<unsigned char> ready_;
+  list<unsigned char> ready_;
   std::size_t steps_ = 0;       // steps taken
   std::uint64_t sequence_ = 0;  // exchanges opened
   heddle::report done_;

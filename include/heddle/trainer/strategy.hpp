@@ -3,7 +3,7 @@
 #pragma once
 
 #include <heddle/collective/buckets.hpp>
-#include <heddle/collective/halves.hpp>
+#include <heddle/collective/gather.hpp>
 #include <heddle/compress/none.hpp>
 #include <heddle/memory/host_resource.hpp>
 #include <heddle/mode/every_step.hpp>

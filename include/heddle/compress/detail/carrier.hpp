@@ -183,16 +183,9 @@ template <class Codec, bool Feedback> class carrier {
   Codec codec_;
 };
 
-// What data_parallel runs a compressor as.
-template <class Compressor> struct carried_as {
-  static auto make(const Compressor& c) {
-    if constexpr (codec<Compressor>)
-      return carrier<Compressor, false>(c);
-    else
-      return c;
-  }
+template <codec Codec> struct carried_as<Codec> {
+  static auto make(const Codec& c) { return carrier<Codec, false>(c); }
 };
-template <class Compressor> auto carried(const Compressor& c) { return carried_as<Compressor>::make(c); }
 
 }  // namespace detail
 }  // namespace v0

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <heddle/compress/detail/carrier.hpp>
+#include <heddle/trainer/detail/checkpoint.hpp>
 #include <heddle/trainer/detail/dense.hpp>
 #include <heddle/trainer/detail/packets.hpp>
 #include <heddle/trainer/detail/sums.hpp>

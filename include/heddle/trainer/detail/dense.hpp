@@ -15,6 +15,7 @@ namespace detail {
 // the first half of it and later the parameters.
 template <class Strategy, class Comm> class dense_exchange {
   using kind = exchange_kind<Strategy>;
+  using piece = typename kind::piece;
   using element = typename kind::element;
   using codec_type = typename kind::codec_type;
   using topology_type = typename kind::topology_type;

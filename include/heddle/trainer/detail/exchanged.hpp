@@ -3,6 +3,7 @@
 #pragma once
 
 #include <heddle/collective/buckets.hpp>
+#include <heddle/collective/detail/pieces.hpp>
 #include <heddle/compress/cast.hpp>
 #include <heddle/trainer/detail/held.hpp>
 #include <heddle/trainer/strategy.hpp>
@@ -18,13 +19,20 @@ namespace detail {
 // A type that cast<> takes, where nothing is cast.
 template <class Element> using narrow_or_bf16 = std::conditional_t<std::is_same_v<Element, float>, bfloat16, Element>;
 
-// What follows from a strategy for the exchange of gradients.
+// What follows from a strategy for the exchange of gradients. Some of its names are there to depend on the strategy, so
+// that a file that trains nothing doesn't pay for what they need of the vectors.
 template <class Strategy> struct exchange_kind {
+  using piece = detail::piece;
+  using operation = heddle::operation;
+  template <class Element> using list = std::vector<typename dependent<Element, Strategy>::type>;
   using compressor_type = last_part<decltype(Strategy::compressor)>;
   using topology_type = std::remove_cvref_t<decltype(Strategy::topology)>;
   using memory_type = std::remove_cvref_t<decltype(Strategy::memory)>;
   using mode_type = std::remove_cvref_t<decltype(Strategy::mode)>;
   using carrier_type = decltype(carried(std::declval<const compressor_type&>()));
+  static_assert(!codec<carrier_type>,
+                "heddle::data_parallel: .compressor is a codec; include heddle/compress/error_feedback.hpp, which has "
+                "what runs it");
   static constexpr bool packets = packet_compressor<carrier_type>;
   static constexpr bool reduces = reducing_compressor<carrier_type>;
   static constexpr bool holds = packets || reduces;
@@ -195,7 +203,7 @@ template <class Strategy> class exchanged {
   // What the compressor keeps; empty where it keeps nothing.
   std::optional<held_type>& held() noexcept { return held_; }
   const std::optional<held_type>& held() const noexcept { return held_; }
-  void hold(std::vector<held_part> parts) {
+  void hold(typename kind::template list<held_part> parts) {
     held_.emplace(plan_.memory, static_cast<std::size_t>(kind::slots), std::move(parts));
   }
   // What f(gradient, state, context) says of tensor i as a whole.

@@ -28,8 +28,10 @@ struct held_part {
 
 // The state of a packet compressor: slot by slot the elements of all parts, then all their further numbers.
 template <class Memory> class held_state {
+  template <class Element> using list = std::vector<typename dependent<Element, Memory>::type>;
+
  public:
-  held_state(const Memory& memory, std::size_t slots, std::vector<held_part> parts)
+  held_state(const Memory& memory, std::size_t slots, list<held_part> parts)
       : slots_(slots), parts_(std::move(parts)), values_(memory, lay_out()) {
     std::fill(values_.begin(), values_.end(), 0.0f);
   }
@@ -172,7 +174,7 @@ template <class Memory> class held_state {
   }
 
   std::size_t slots_, elements_ = 0;
-  std::vector<held_part> parts_;  // in the order of tensors, whatever buckets they travel in
+  list<held_part> parts_;  // in the order of tensors, whatever buckets they travel in
   buffer<float, Memory> values_;
   std::vector<float> staged_;
   bool staged_settled_ = false, staged_strays_ = false, strays_ = false;

@@ -17,13 +17,14 @@ namespace detail {
 // sharded of what a rank owns of its group's gradient.
 template <class Strategy, class Comm> class packet_exchange {
   using kind = exchange_kind<Strategy>;
+  using piece = typename kind::piece;
   using topology_type = typename kind::topology_type;
   using carrier_type = typename kind::carrier_type;
   static constexpr bool shards_held = kind::shards_held;
 
  public:
   packet_exchange(exchanged<Strategy>& all, const std::vector<bucket>& buckets) : all_(all) {
-    std::vector<held_part> parts;
+    typename kind::template list<held_part> parts;
     for (const bucket& range : buckets) {
       one& b = buckets_.emplace_back();
       b.range = range;
@@ -120,10 +121,10 @@ template <class Strategy, class Comm> class packet_exchange {
  private:
   struct one {
     bucket range;
-    std::size_t travelling = 0;             // elements of tensors that go as packets in this step
-    std::vector<std::vector<piece>> parts;  // with shards_held what each rank's packets are of
-    schedule inside;                        // and how gradients are summed inside a group
-    heddle::executor inside_engine;
+    std::size_t travelling = 0;                       // elements of tensors that go as packets in this step
+    std::vector<std::vector<piece>> parts;            // with shards_held what each rank's packets are of
+    basic_schedule<typename kind::operation> inside;  // and how gradients are summed inside a group
+    basic_executor<typename kind::operation> inside_engine;
     std::vector<float> sums;          // what that gives
     std::vector<std::byte> mine;      // this rank's packets, one after the other
     std::vector<std::byte> gathered;  // everybody's
@@ -156,7 +157,7 @@ template <class Strategy, class Comm> class packet_exchange {
     for (std::size_t i = first; i < last; ++i) n += size(i);
     b.parts.resize(static_cast<std::size_t>(all_.ranks()));
     for (std::size_t r = 0; r < b.parts.size(); ++r) {
-      schedule s = all_.plan().topology.inside(static_cast<int>(r), all_.ranks(), n);
+      auto s = all_.plan().topology.inside(static_cast<int>(r), all_.ranks(), n);
       cut(s.owned(), first, last, size, [&](const piece& p) {
         if (p.own) b.parts[r].push_back(p);
       });

@@ -19,7 +19,7 @@ template <class Strategy, class Comm> class sum_exchange {
 
  public:
   sum_exchange(exchanged<Strategy>& all, const std::vector<bucket>& buckets) : all_(all) {
-    std::vector<held_part> parts;
+    typename kind::template list<held_part> parts;
     for (const bucket& range : buckets) {
       buckets_.emplace_back().range = range;
       for (std::size_t i = range.first; i < range.last; ++i) {

@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <heddle/core/slice.hpp>
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -86,7 +88,7 @@ template <class Run> class worker {
   }
 
   void loop(std::size_t lane) {
-    std::deque<std::size_t>& jobs = jobs_[lane];
+    auto& jobs = jobs_[lane];
     const auto may_begin = [&] { return !jobs.empty() && (jobs.front() == 0 || !opening_); };
     std::unique_lock lock(mutex_);
     for (;;) {
@@ -116,7 +118,7 @@ template <class Run> class worker {
   Run run_;
   std::mutex mutex_;
   std::condition_variable wake_, idle_;
-  std::vector<std::deque<std::size_t>> jobs_;  // of each lane
+  std::vector<std::deque<typename dependent<std::size_t, Run>::type>> jobs_;  // of each lane
   std::size_t pending_ = 0;
   bool opening_ = false;  // job 0 is not over
   bool stop_ = false;
