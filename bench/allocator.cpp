@@ -11,6 +11,7 @@
 //   RATIO <resource>.<peer>.<trace> <ours> <peer> ns <peer / ours>   a pair of calls, median of interleaved runs
 //   RATIO planned.<peer>.<trace>.net ...                             less the replay with the addresses at hand
 //   RATIO planned.floor.<trace> ...                                  against the same comparisons written by hand
+//   RATIO floor.<peer>.<trace> ...                                   those by hand against a peer
 //   RATIO <resource>.bound.<trace> <peak> <lower bound> bytes <lower bound / peak>
 #include <heddle/memory/arena.hpp>
 #include <heddle/memory/host_resource.hpp>
@@ -186,7 +187,7 @@ void measure(const trace& t) {
                        [&, taken](std::size_t, std::size_t bytes) {
                          positions& p = *position;
                          const recorded& r = taken[p.taken];
-                         if (r.bytes != bytes || r.alignment != 64 || r.given != p.given) std::abort();
+                         if ((r.bytes ^ bytes) | (r.alignment ^ 64) | (r.given ^ p.given)) std::abort();
                          ++p.taken;
                          return r.at;
                        },
@@ -213,7 +214,7 @@ void measure(const trace& t) {
   const double replayed =
       bench::median(std::find_if(all.begin(), all.end(), [](auto& c) { return c.name == "replay"; })->nanoseconds);
   for (const contender& ours : all) {
-    if (!ours.ours) continue;
+    if (!ours.ours && ours.name != "floor") continue;
     for (const contender& peer : all) {
       if (peer.name == "replay" || peer.ours || (peer.name == "floor" && ours.name != "planned")) continue;
       const std::string name = ours.name + "." + peer.name + "." + t.name;

@@ -14,6 +14,7 @@
 #include <fstream>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -302,6 +303,68 @@ TEST_CASE("planned: a plan is saved and loaded; a damaged one is refused and cha
   std::filesystem::remove(path);
   CHECK_THROWS_AS(second.load(path), hd::file_error);
   CHECK(second.plan().offsets == first.plan().offsets);
+}
+
+TEST_CASE("planned: steps of other threads, empty steps, and a plan within a plan", "[memory][planned]") {
+  hd::tracking upstream{hd::host_resource{}};
+  hd::planned inner{upstream};
+  hd::planned memory{inner};
+  for (int k = 0; k < 6; ++k) {
+    inner.begin_step();
+    memory.begin_step();
+    memory.begin_step();  // without a call it is no step, recorded or replayed
+    std::size_t spoiled = 1;
+    std::thread([&] { spoiled = step(memory, 12); }).join();
+    CHECK(spoiled == 0);
+    CHECK(memory.replaying() == (k > 0));
+  }
+  CHECK(memory.deviations() == 0);
+  CHECK(inner.deviations() == 0);
+}
+
+TEST_CASE("planned: what the upstream refuses is no deviation, and may be tried again", "[memory][planned]") {
+  hd::limiting upstream{hd::host_resource{}, 1000};
+  hd::planned memory{upstream};
+  void* kept = nullptr;
+  for (int k = 0; k < 4; ++k) {
+    memory.begin_step();
+    void* const a = memory.allocate_sync(100, 8);
+    memory.deallocate_sync(a, 100, 8);
+    if (k == 3) {
+      void* const other = upstream.allocate_sync(600, 8);
+      CHECK_THROWS_AS(memory.allocate_sync(300, 8), hd::memory_error);
+      CHECK(memory.replaying());
+      upstream.deallocate_sync(other, 600, 8);
+    }
+    void* const b = memory.allocate_sync(300, 8);  // outlives its step
+    memory.deallocate_sync(kept, 300, 8);
+    kept = b;
+  }
+  memory.begin_step();
+  CHECK(memory.deviations() == 0);
+  memory.deallocate_sync(kept, 300, 8);
+}
+
+TEST_CASE("planned: sizes and alignments that nobody can have, in the middle of a replay", "[memory][planned]") {
+  hd::planned memory{hd::host_resource{}};
+  std::size_t deviations = 0;
+  for (const auto& [bytes, alignment] : std::vector<std::pair<std::size_t, std::size_t>>{
+           {SIZE_MAX, 8}, {SIZE_MAX - 99, 8}, {100, 0}, {100, 3}, {100, 8192}, {100, SIZE_MAX}, {0, 3}}) {
+    for (int k = 0; k < 2; ++k) {
+      memory.begin_step();
+      CHECK(step(memory, 12, 20) == 0);
+    }
+    memory.begin_step();
+    REQUIRE(memory.replaying());
+    volatile std::size_t hidden = bytes;
+    if (hd::detail::is_alignment(alignment))
+      CHECK_THROWS_AS(memory.allocate_sync(hidden, alignment), hd::memory_error);
+    else
+      CHECK_THROWS_AS(memory.allocate_sync(hidden, alignment), hd::argument_error);
+    CHECK(step(memory, 12, 20) == 0);
+    deviations += bytes != 0;
+    CHECK(memory.deviations() == deviations);
+  }
 }
 
 TEST_CASE("planned: a plan with live blocks is not replaced", "[memory][planned]") {
