@@ -58,6 +58,20 @@ TEST_CASE("checking: a double free, with all three call sites; the block isn't g
   }
 }
 
+TEST_CASE("checking: of two threads that give one block back, the second is told", "[memory]") {
+  hd::tracking upstream{hd::host_resource{}};
+  hd::checking memory{upstream};
+  for (int k = 1; k <= 20; ++k) {
+    void* const p = memory.allocate_sync(100, 8);
+    std::thread other([&, mine = memory]() mutable { mine.deallocate_sync(p, 100, 8); });
+    memory.deallocate_sync(p, 100, 8);
+    other.join();
+    REQUIRE(memory.faults().size() == static_cast<std::size_t>(k));
+    CHECK(memory.faults().back().what == memory_misuse::double_free);
+  }
+  CHECK(upstream.live() == 0);
+}
+
 TEST_CASE("checking: foreign pointers, wrong sizes and alignments", "[memory]") {
   hd::tracking upstream{hd::host_resource{}};
   hd::checking memory{upstream};

@@ -59,13 +59,19 @@ class checking_policy {
     check_alignment("checking", alignment);
     const std::size_t before = front(alignment);
     if (bytes > max_bytes - before - canary_bytes) throw memory_error("checking", bytes, max_bytes);
+    std::map<const void*, block> record{{nullptr, {bytes, alignment, site, nullptr}}};  // so that nothing fails later
+    {
+      std::lock_guard lock(mutex);
+      faults.reserve(faults.size() + 2 * live.size() + 8);
+    }
     auto* const p = static_cast<unsigned char*>(take(before + bytes + canary_bytes, alignment));
     std::memset(p, canary, before);
     std::memset(p + before + bytes, canary, canary_bytes);
+    auto node = record.extract(record.begin());
+    node.key() = p + before;
     std::lock_guard lock(mutex);
     freed.erase(p + before);
-    live[p + before] = {bytes, alignment, site, nullptr};
-    faults.reserve(faults.size() + 2 * live.size() + 8);
+    live.insert(std::move(node));
     return p + before;
   }
 
