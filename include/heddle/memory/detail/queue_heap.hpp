@@ -117,11 +117,12 @@ template <class Backend, class Upstream> class queue_heap : public locked_heap<U
       if (idle == 0 && lines[i].marks.empty() && free_of[i].empty()) idle = i;
     }
     if (idle == 0) {
+      line made;
+      made.marks.reserve(most_marks);
+      spare.reserve((lines.size() + 1) * most_marks);
       free_of.resize(lines.size() + 1);
-      lines.emplace_back();
+      lines.push_back(std::move(made));
       idle = static_cast<std::uint32_t>(lines.size() - 1);
-      lines[idle].marks.reserve(most_marks);
-      spare.reserve(lines.size() * most_marks);
     }
     line& l = lines[idle];
     l.used = true;
