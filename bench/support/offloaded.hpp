@@ -10,84 +10,19 @@
 #include <heddle/recompute/offload.hpp>
 
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <cstring>
-#include <deque>
-#include <functional>
-#include <future>
-#include <memory>
-#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "../../tests/support/lane.hpp"
+
 namespace bench {
 
-/// Does what it is given in order, on a thread of its own.
-class lane {
- public:
-  lane() : thread_([this] { run(); }) {}
-  lane(const lane&) = delete;
-  ~lane() {
-    push({});
-    thread_.join();
-  }
-  void push(std::function<void()> job) {
-    std::lock_guard lock(mutex_);
-    jobs_.push_back(std::move(job));
-    changed_.notify_one();
-  }
-
- private:
-  void run() {
-    for (;;) {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return !jobs_.empty(); });
-      const std::function<void()> job = std::move(jobs_.front());
-      jobs_.pop_front();
-      lock.unlock();
-      if (!job) return;
-      job();
-    }
-  }
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> jobs_;
-  std::thread thread_;
-};
-
 /// The host, with copies over a link. A queue without a lane is the caller's thread.
-struct linked_host {
+struct linked_host : heddle_test::lane_order {
   static constexpr double bytes_per_second = 2.0 * (1 << 20) / 1.5e-3;
-
-  class event;
-  struct queue {
-    lane* on = nullptr;
-    void synchronize() const;
-    void wait(const event& e) const;
-    friend bool operator==(queue, queue) = default;
-  };
-  class event {
-   public:
-    void record(queue q) {
-      const auto reached = std::make_shared<std::promise<void>>();
-      done_ = reached->get_future().share();
-      if (q.on)
-        q.on->push([reached] { reached->set_value(); });
-      else
-        reached->set_value();
-    }
-    bool ready() const {
-      return !done_.valid() || done_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
-    }
-    void synchronize() const {
-      if (done_.valid()) done_.wait();
-    }
-
-   private:
-    std::shared_future<void> done_;
-  };
 
   static void copy(const std::byte* from, std::byte* to, std::size_t bytes, queue q) {
     const auto move = [=] {
@@ -102,17 +37,6 @@ struct linked_host {
       move();
   }
 };
-inline void linked_host::queue::synchronize() const {
-  event e;
-  e.record(*this);
-  e.synchronize();
-}
-inline void linked_host::queue::wait(const event& e) const {
-  if (on)
-    on->push([e] { e.synchronize(); });
-  else
-    e.synchronize();
-}
 
 struct linked_memory {
   heddle::host_resource upstream{};
@@ -151,7 +75,7 @@ inline offload_times offloaded_steps(std::size_t layers, std::size_t rounds) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   };
   using store = rc::offload_store<linked_host>;
-  lane link;
+  heddle_test::lane link;
   const rc::offload away{.bytes_per_time = linked_host::bytes_per_second / 1000};
   rc::chain none{rc::none{}, linked_memory{}, list, rc::no_store<linked_host::queue>{}};
   rc::chain serial{away, linked_memory{}, list, store{}};

@@ -6,20 +6,15 @@
 #include <heddle/memory/queue_pool.hpp>
 #include <heddle/memory/tracking.hpp>
 
+#include "../support/lane.hpp"
 #include "conformance.hpp"
 
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <chrono>
-#include <condition_variable>
 #include <cstring>
-#include <deque>
-#include <functional>
-#include <future>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <stdexcept>
 #include <thread>
 
@@ -130,86 +125,15 @@ TEST_CASE("queue_pool: at its end it waits for every queue that can be waited fo
   CHECK(b.events == 0);
 }
 
-namespace {
-
-// Queues that are threads: what is enqueued runs there, in order, while the program goes on.
-class worker {
- public:
-  worker() : thread_([this] { run(); }) {}
-  worker(const worker&) = delete;
-  ~worker() {
-    push({});
-    thread_.join();
-  }
-  void push(std::function<void()> job) {
-    std::lock_guard lock(mutex_);
-    jobs_.push_back(std::move(job));
-    changed_.notify_one();
-  }
-
- private:
-  void run() {
-    for (;;) {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return !jobs_.empty(); });
-      const std::function<void()> job = std::move(jobs_.front());
-      jobs_.pop_front();
-      lock.unlock();
-      if (!job) return;
-      job();
-    }
-  }
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> jobs_;
-  std::thread thread_;
-};
-
-struct threaded {
-  class event;
-  struct queue {
-    worker* on = nullptr;
-    void synchronize() const;
-    void wait(const event& e) const;
-    friend bool operator==(queue, queue) = default;
-  };
-  class event {
-   public:
-    void record(queue q) {
-      reached_ = std::make_shared<std::promise<void>>();
-      future_ = reached_->get_future().share();
-      q.on->push([to = reached_] { to->set_value(); });
-    }
-    bool ready() const { return !reached_ || future_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
-    void synchronize() const {
-      if (reached_) future_.wait();
-    }
-
-   private:
-    std::shared_ptr<std::promise<void>> reached_;
-    std::shared_future<void> future_;
-  };
-};
-void threaded::queue::synchronize() const {
-  event e;
-  e.record(*this);
-  e.synchronize();
-}
-void threaded::queue::wait(const event& e) const {
-  on->push([e] { e.synchronize(); });
-}
-
-}  // namespace
-
 TEST_CASE("queue_pool: several threads on one pool, each with a queue of its own", "[memory][queue_pool]") {
   hd::tracking<> upstream{};
   std::atomic<std::size_t> spoiled = 0, refused = 0;
   {
-    std::array<worker, 3> workers;
-    hd::queue_pool memory{threaded{}, upstream, {.max = 1 << 14, .growth = 1 << 12}};
+    std::array<heddle_test::lane, 3> lanes;
+    hd::queue_pool memory{heddle_test::lane_order{}, upstream, {.max = 1 << 14, .growth = 1 << 12}};
     const auto client = [&](std::size_t me) {
       std::mt19937 random(static_cast<unsigned>(me));
-      const threaded::queue q{&workers[me]};
+      const heddle_test::lane_order::queue q{&lanes[me]};
       for (unsigned k = 0; k < 300; ++k) {
         const std::size_t bytes = 1 + random() % 3000;
         unsigned char* p = nullptr;
@@ -221,8 +145,8 @@ TEST_CASE("queue_pool: several threads on one pool, each with a queue of its own
           continue;
         }
         const auto mark = static_cast<unsigned char>(3 * k + me);
-        workers[me].push([p, bytes, mark] { std::memset(p, mark, bytes); });
-        workers[me].push([p, bytes, mark, &spoiled] {
+        lanes[me].push([p, bytes, mark] { std::memset(p, mark, bytes); });
+        lanes[me].push([p, bytes, mark, &spoiled] {
           spoiled += static_cast<std::size_t>(std::count_if(p, p + bytes, [=](unsigned char c) { return c != mark; }));
         });
         if (k % 50 == 49) {
