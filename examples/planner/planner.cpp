@@ -46,7 +46,7 @@ struct options {
 template <class Number> Number number(std::string_view name, std::string_view text) {
   Number out{};
   const auto [end, fault] = std::from_chars(text.data(), text.data() + text.size(), out);
-  if (fault != std::errc{} || end != text.data() + text.size() || out < Number{}) {
+  if (fault != std::errc{} || end != text.data() + text.size() || !(out >= Number{})) {
     throw usage_error(std::string(name) + " takes a number of 0 or above, not '" + std::string(text) + "'");
   }
   return out;

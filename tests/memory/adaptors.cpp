@@ -6,6 +6,7 @@
 #include <heddle/memory/binning.hpp>
 #include <heddle/memory/fallback.hpp>
 #include <heddle/memory/fixed_size.hpp>
+#include <heddle/memory/lifetimes_csv.hpp>
 #include <heddle/memory/limiting.hpp>
 #include <heddle/memory/logging.hpp>
 #include <heddle/memory/plan.hpp>
@@ -133,6 +134,9 @@ TEST_CASE("logging: events in order, and lifetimes that a planner takes", "[memo
   const std::vector<hd::lifetime> expected{{0, 2, 100, 64}, {1, 4, 200, 8}, {3, 6, 50, 8}};
   CHECK(memory.lifetimes() == expected);
   CHECK(hd::plan_memory(std::span<const hd::lifetime>(expected)).peak >= 300);
+  std::stringstream trace;
+  hd::write_lifetimes(trace, expected);
+  CHECK(hd::read_lifetimes(trace).lifetimes == expected);
   std::ostringstream table;
   memory.write_csv(table);
   const std::string text = table.str();

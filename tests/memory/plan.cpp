@@ -271,6 +271,8 @@ TEST_CASE("lifetimes: a damaged table is refused by line") {
   CHECK(fault(head + "a,0,1,8\n") == "accepted");
   CHECK(names_line("", 1));
   CHECK(names_line("id,lower,size\n", 1));
+  CHECK(names_line("id,lower,upper,size,size\n", 1));
+  CHECK(names_line("id,lower,end,size\na,0," + std::to_string(SIZE_MAX) + ",8\n", 2));
   CHECK(names_line("id,lower,upper,size,color\n", 1));
   CHECK(names_line(head + "a,0,1\n", 2));
   CHECK(names_line(head + "a,0,1,8\nb,0,1,8,9\n", 3));

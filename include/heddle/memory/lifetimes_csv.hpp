@@ -5,10 +5,12 @@
 #include <heddle/core/error.hpp>
 #include <heddle/memory/plan.hpp>
 
+#include <algorithm>
 #include <charconv>
 #include <cstddef>
 #include <istream>
 #include <ostream>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -46,6 +48,11 @@ class lifetime_reader {
     if (!next(line)) fail("the header is missing");
     std::vector<column> columns;
     for (const std::string_view name : split(line, ',')) columns.push_back(column_of(name));
+    for (std::size_t k = 0; k < columns.size(); ++k) {
+      if (columns[k] != column::ignored && std::count(columns.begin(), columns.end(), columns[k]) > 1) {
+        fail("column " + std::to_string(k + 1) + " says what another one says");
+      }
+    }
     for (const column c : {column::id, column::lower, column::upper, column::size}) {
       if (std::find(columns.begin(), columns.end(), c) == columns.end() &&
           !(c == column::upper && std::find(columns.begin(), columns.end(), column::end) != columns.end())) {
@@ -116,7 +123,10 @@ class lifetime_reader {
         case column::id: table_.names.emplace_back(f); break;
         case column::lower: x.first = number(f, "lower"); break;
         case column::upper: x.last = number(f, "upper"); break;
-        case column::end: x.last = number(f, "end") + 1; break;  // the last moment, not the one after it
+        case column::end:  // the last moment, not the one after it
+          x.last = number(f, "end") + 1;
+          if (x.last == 0) fail("end is too large");
+          break;
         case column::size: x.bytes = number(f, "size"); break;
         case column::alignment: x.alignment = number(f, "alignment"); break;
         case column::gaps: gaps = f; break;
@@ -187,6 +197,17 @@ inline void write_lifetimes(std::ostream& out, const lifetime_table& table, cons
     }
     out << table.names[buffer] << ',' << first.first << ',' << end << ',' << first.bytes << ',' << first.alignment
         << ',' << gaps << ',' << offset << '\n';
+  }
+  if (!out) throw file_error("heddle::write_lifetimes: the stream can't be written");
+}
+
+/// @brief Writes lifetimes without offsets, such as those that `logging` saw: each a buffer with its number for a name.
+/// Throws:  file_error if the stream fails.
+inline void write_lifetimes(std::ostream& out, std::span<const lifetime> lifetimes) {
+  out << "id,lower,upper,size,alignment\n";
+  for (std::size_t i = 0; i < lifetimes.size(); ++i) {
+    const lifetime& x = lifetimes[i];
+    out << i << ',' << x.first << ',' << x.last << ',' << x.bytes << ',' << x.alignment << '\n';
   }
   if (!out) throw file_error("heddle::write_lifetimes: the stream can't be written");
 }

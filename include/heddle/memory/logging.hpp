@@ -79,6 +79,7 @@ class logging_policy {
 /// heddle::logging memory{heddle::host_resource{}};
 /// train_one_step(memory);
 /// heddle::memory_plan p = heddle::plan_memory(std::span<const heddle::lifetime>(memory.lifetimes()));
+/// heddle::write_lifetimes(file, memory.lifetimes());   // MiniMalloc's table: heddle/memory/lifetimes_csv.hpp
 /// @endcode
 ///
 /// State:   40 bytes an event, shared by all copies; `clear` empties it.
