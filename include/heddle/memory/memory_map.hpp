@@ -39,7 +39,8 @@ void write_memory_map(std::ostream& out, const memory_plan& plan, std::span<cons
   const auto along = [&](std::size_t moment) { return margin + static_cast<double>(moment - first) / moments * width; };
   const auto up = [&](std::size_t address) { return margin + height * (1 - static_cast<double>(address) / bytes); };
   out << "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " << width + 2 * margin << ' ' << height + 2 * margin
-      << "\" font-family=\"sans-serif\" font-size=\"13\">\n<text x=\"" << margin << "\" y=\"24\">" << lifetimes.size()
+      << "\" font-family=\"sans-serif\" font-size=\"13\">\n<path d=\"M0 0h" << width + 2 * margin << 'v'
+      << height + 2 * margin << "H0z\" fill=\"#fff\"/>\n<text x=\"" << margin << "\" y=\"24\">" << lifetimes.size()
       << " lifetimes, peak " << plan.peak << " bytes, lower bound " << plan.lower_bound << "</text>\n";
   for (std::size_t i = 0; i < lifetimes.size(); ++i) {
     const Lifetime& x = lifetimes[i];
@@ -55,7 +56,8 @@ void write_memory_map(std::ostream& out, const memory_plan& plan, std::span<cons
       << "\" text-anchor=\"end\">peak</text>\n<text x=\"" << margin - 6 << "\" y=\"" << margin + height
       << "\" text-anchor=\"end\">0</text>\n<text x=\"" << margin << "\" y=\"" << margin + height + 20 << "\">" << first
       << "</text>\n<text x=\"" << margin + width << "\" y=\"" << margin + height + 20 << "\" text-anchor=\"end\">"
-      << last << "</text>\n</svg>\n";
+      << last << "</text>\n<text x=\"" << margin + width / 2 << "\" y=\"" << margin + height + 20
+      << "\" text-anchor=\"middle\">time</text>\n</svg>\n";
   if (!out) throw file_error("heddle::write_memory_map: the stream can't be written");
 }
 
