@@ -413,6 +413,39 @@ TEST_CASE("a layer that throws while copies are under way leaves nothing behind"
   }
 }
 
+TEST_CASE("a store without room leaves nothing behind", "[recompute][features]") {
+  std::vector<bytes_layer> layers(6);
+  for (auto& l : layers) l.in = l.out = 10, l.kept = 30;
+  const std::vector<rc::layer> list(layers.begin(), layers.end());
+  const bytes in(10), g(10);
+  hd::tracking memory{hd::host_resource{}}, store{hd::host_resource{}};
+  const rc::offload away{.ahead = 1};
+  const std::size_t needed =
+      rc::simulate(away.plan(rc::chain{rc::none{}, memory, list}.costs()), rc::chain{rc::none{}, memory, list}.costs())
+          .stored_bytes;
+  REQUIRE(needed > 0);
+  for (std::size_t most = 0; most <= needed; most += 5) {
+    hd::limiting pinned{store, most};
+    rc::chain c{away, memory, list, rc::offload_store<hd::host, decltype(pinned)>{pinned}};
+    const auto step = [&] {
+      c.forward(in.data());
+      c.backward(g.data(), nullptr);
+    };
+    if (most < needed) {
+      CHECK_THROWS_AS(step(), hd::memory_error);
+      CHECK(memory.live() == 0);
+      c.use(rc::none{}.plan(c.costs()));  // without copies it goes on
+    }
+    step();
+    CHECK(memory.live() == 0);
+    CHECK(store.bytes() <= most);
+  }
+  CHECK(store.live() == 0);
+  // However many steps a copy gets.
+  const std::vector<rc::layer_cost> costs(6, rc::layer_cost{10, 30, 1, 2});
+  CHECK(rc::offload{.ahead = SIZE_MAX}.plan(costs) == rc::none{}.plan(costs));
+}
+
 TEST_CASE("the promise: a chain runs in one buffer of exactly the promised size", "[recompute][features]") {
   for (unsigned seed = 0; seed < 20; ++seed) {
     INFO("seed " << seed);

@@ -173,3 +173,22 @@ TEST_CASE("optimal is no slower than the others at their own peaks, coarse or fi
     }
   }
 }
+
+TEST_CASE("optimal: no layers, no budget, sizes and times that can't be", "[recompute]") {
+  CHECK(rc::optimal{}.plan({}).steps.empty());
+  CHECK(rc::leanest{}.plan({}).steps.empty());
+  CHECK(rc::optimal{}.plan(costs(3, rc::layer_cost{})) == rc::none{}.plan(costs(3, rc::layer_cost{})));
+  const costs one{{10, 5, 1, 2}};
+  CHECK_THROWS_AS(rc::optimal{}.plan(one), rc::budget_error);
+  CHECK_THROWS_AS(rc::optimal{14}.plan(one), rc::budget_error);
+  CHECK(rc::optimal{15}.plan(one) == rc::none{}.plan(one));
+  for (const std::size_t huge : {SIZE_MAX, SIZE_MAX / 2, SIZE_MAX / 4}) {
+    CHECK_THROWS_AS(rc::optimal{1000}.plan(costs(4, rc::layer_cost{huge, huge, 1, 2})), heddle::argument_error);
+  }
+  for (const double bad : {-1.0, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+    costs c(4, rc::layer_cost{10, 5, 1, 2});
+    c[2].forward_time = bad;
+    CHECK_THROWS_AS(rc::optimal{30}.plan(c), heddle::argument_error);
+    CHECK_THROWS_AS(rc::optimal{1000}.plan(c), heddle::argument_error);
+  }
+}

@@ -102,7 +102,7 @@ template <class Policy = none, class Predicate = every_layer> struct offload {
     std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return held[a].start < held[b].start; });
     double now = 0;
     for (const std::size_t i : order) {
-      std::size_t k = held[i].start + (std::max)(ahead, std::size_t{1});
+      std::size_t k = held[i].start + std::clamp(ahead, std::size_t{1}, steps);
       if (bytes_per_time > 0) {
         now = (std::max)(now, time[held[i].start + 1]) + link(i);
         k = held[i].start + 1;
@@ -193,8 +193,8 @@ template <class Backend = host, class Resource = host_resource> class offload_st
     if (where >= slots_.size()) slots_.resize(where + 1);
     slot& s = slots_[where];
     if (s.bytes != bytes) {
-      void* const room = resource_.allocate_sync(bytes, alignment);
       if (s.data) copies_.synchronize();
+      void* const room = resource_.allocate_sync(bytes, alignment);
       resource_.deallocate_sync(s.data, s.bytes, alignment);
       s.data = static_cast<std::byte*>(room);
       s.bytes = bytes;

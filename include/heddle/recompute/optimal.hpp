@@ -71,7 +71,7 @@ struct leanest {
 ///          1911.13214; the gradient of the output counts here, and the output of a layer that is recomputed is
 ///          dropped.
 /// Throws:  `budget_error` from plan() naming the least budget and the layer that needs most; `argument_error` if
-///          `resolution` is 0 or above 100000.
+///          `resolution` is 0 or above 100000, or a time negative or not finite.
 struct optimal {
   std::size_t budget = 0;        ///< Bytes that the chain may hold at once.
   std::size_t resolution = 500;  ///< Parts of the budget in which sizes are counted, where no divisor is exact.
@@ -85,6 +85,7 @@ struct optimal {
     const std::size_t n = costs.size();
     Schedule best;
     if (n == 0) return best;
+    check_times(costs);
     double best_time = (std::numeric_limits<double>::max)();
     std::size_t least = (std::numeric_limits<std::size_t>::max)();
     const auto consider = [&](Schedule s) {  // returns by how much it exceeds the budget
@@ -118,6 +119,16 @@ struct optimal {
   friend constexpr bool operator==(const optimal&, const optimal&) = default;
 
  private:
+  static void check_times(std::span<const layer_cost> costs) {
+    for (std::size_t i = 0; i < costs.size(); ++i) {
+      for (const double time : {costs[i].forward_time, costs[i].backward_time, costs[i].restore_time}) {
+        if (time >= 0 && time <= (std::numeric_limits<float>::max)()) continue;
+        throw argument_error("heddle::recompute::optimal: layer " + std::to_string(i) + " has a time of " +
+                             std::to_string(time) + ", allowed are finite times of 0 or above");
+      }
+    }
+  }
+
   // Sizes are counted in units of their common divisor, where that isn't too fine. Else a few odd sizes are rounded up,
   // and those that make up most of the bytes fill whole units.
   std::size_t unit(std::span<const layer_cost> costs) const {
