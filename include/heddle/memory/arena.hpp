@@ -39,8 +39,8 @@ template <class Upstream = host_resource> class arena {
                 "heddle::arena: the upstream must provide allocate_sync and a noexcept deallocate_sync");
 
  public:
-  /// @param upstream Where chunks come from. @param chunk Their least size in bytes, at least 1; rounded up to 4096.
-  /// Takes nothing yet.
+  /// @param upstream Where chunks come from. @param chunk Their least size in bytes, at least 1; requests that ask for
+  /// more are rounded up to 4096. Takes nothing yet.
   explicit arena(Upstream upstream = Upstream{}, std::size_t chunk = std::size_t{1} << 20)
       : state_(std::make_shared<state>(std::move(upstream), chunk)) {
     if (chunk == 0) throw argument_error("heddle::arena: the chunk is 0 bytes, allowed is 1 or more");
