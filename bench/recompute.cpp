@@ -198,7 +198,7 @@ void draw(const std::string& path, const std::vector<run>& runs) {
     const char* const colour = colours[i % std::size(colours)];
     std::fprintf(f, "<path fill=\"none\" stroke=\"%s\" stroke-width=\"1.3\" d=\"", colour);
     for (std::size_t k = 0; k < runs[i].samples().size(); ++k) {
-      std::fprintf(f, "%s%.1f %.1f", k ? "L" : "M", left + width * milliseconds(runs[i], k) / longest,
+      std::fprintf(f, k ? "H%.1fV%.1f" : "M%.1f %.1f", left + width * milliseconds(runs[i], k) / longest,
                    top + height * (1 - static_cast<double>(runs[i].samples()[k].bytes) / most));
     }
     std::fprintf(f, "\"/>\n<text x=\"%g\" y=\"%g\" fill=\"%s\">%s</text>\n", left + width + 8,
