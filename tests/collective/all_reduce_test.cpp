@@ -2,12 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <heddle/collective/all_reduce.hpp>
 #include <heddle/collective/gather.hpp>
+#include <heddle/collective/halves.hpp>
 #include <heddle/collective/hierarchical.hpp>
 #include <heddle/collective/leaders.hpp>
 #include <heddle/collective/mixed_radix.hpp>
 #include <heddle/collective/pipelined.hpp>
 #include <heddle/collective/recursive_doubling.hpp>
 #include <heddle/collective/tree.hpp>
+#include <heddle/comm/detail/wrapper.hpp>
 #include <heddle/comm/self.hpp>
 #include <heddle/comm/threads.hpp>
 
@@ -269,12 +271,39 @@ template <hd::communicator Comm> class recording {  // writes down every message
 static_assert(hd::communicator<recording<hd::threads::communicator>>);
 // example-end
 
+// Compares what is said to stay until the next exchange applies with what it was.
+struct stayed {
+  std::vector<std::pair<const void*, std::vector<std::byte>>> last;
+  std::size_t messages = 0;
+  bool untouched = true;
+};
+template <class Comm> struct watching : hd::detail::wrapper<Comm> {
+  watching(Comm inner, stayed* s) : hd::detail::wrapper<Comm>(std::move(inner)), seen(s) {}
+  watching duplicate() { return {this->inner_.duplicate(), seen}; }
+  template <class Apply>
+  void exchange(hd::header h, std::span<const hd::outgoing> out, std::span<const hd::incoming> in, Apply&& apply) {
+    const auto before = std::exchange(seen->last, {});
+    for (const hd::outgoing& m : out) {
+      if (!m.stays) continue;
+      const auto* const from = static_cast<const std::byte*>(m.data);
+      seen->last.emplace_back(from, std::vector<std::byte>(from, from + m.bytes));
+      ++seen->messages;
+    }
+    this->inner_.exchange(h, out, in, [&](std::span<const hd::arrival> got) {
+      for (const auto& [data, bytes] : before) seen->untouched &= std::memcmp(data, bytes.data(), bytes.size()) == 0;
+      apply(got);
+    });
+  }
+  stayed* seen;
+};
+
 template <class Topology> void check_execution(const Topology& t, int ranks, std::size_t n) {
   findings found;
   hd::threads::run(ranks, [&](auto& comm) {
     std::vector<message> log;
     std::vector<hd::operation> trace;
-    recording recorded(comm, &log);
+    stayed seen;
+    recording recorded(watching<std::remove_cvref_t<decltype(comm)>>(comm, &seen), &log);
     std::vector<float> data(n, 1.0f);
     hd::all_reduce_plan<Topology> plan(t, comm.rank(), comm.size(), n);
     plan.engine().trace = &trace;
@@ -299,6 +328,17 @@ template <class Topology> void check_execution(const Topology& t, int ranks, std
     }
     found.expect(right, comm.rank(), "executed something else than the schedule");
     found.expect(data == std::vector<float>(n, static_cast<float>(ranks)), comm.rank(), "wrong sum");
+    found.expect(seen.untouched && seen.last.empty(), comm.rank(), "what should stay was written, or isn't waited for");
+    if (std::is_same_v<Topology, hd::ring> && n == 1000)
+      found.expect(seen.messages == 2 * static_cast<std::size_t>(ranks) - 4, comm.rank(),
+                   "a ring's messages don't stay");
+    if constexpr (hd::has_owners<Topology>) {
+      hd::halved_plan<Topology> halves(t, comm.rank(), comm.size(), n);
+      halves.reduce_scatter(recorded, data.data(), hd::leaf_of<float>(hd::sum{}));
+      found.expect(seen.untouched && seen.last.empty(), comm.rank(), "something stays after the first half");
+      halves.all_gather(recorded, data.data());
+      found.expect(seen.untouched && seen.last.empty(), comm.rank(), "something stays after the second half");
+    }
   });
   CHECK(found.text() == "");
 }

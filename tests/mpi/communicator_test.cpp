@@ -170,7 +170,7 @@ TEST_CASE("a rank may throw inside a call while its buffers are on the way") {
             std::vector<hd::outgoing> out;
             std::vector<hd::incoming> in;
             for (int step = 1; step < p; ++step) {
-              out.push_back({(comm.rank() + step) % p, mine.data(), mine.size() * 4, 1});
+              out.push_back({(comm.rank() + step) % p, mine.data(), mine.size() * 4, 1, round < 3});
               in.push_back({(comm.rank() + step) % p, step == 1 ? shared.data() : nullptr, mine.size() * 4});
             }
             comm.exchange({.round = static_cast<std::uint8_t>(round)}, out, in, [&](std::span<const hd::arrival>) {

@@ -53,6 +53,7 @@ struct program {
   list<round> rounds;
   list<outgoing> out;
   list<source> out_sources;
+  list<unsigned char> out_stays;  // nobody writes it before the next exchange has brought its messages
   list<std::size_t> out_offsets, in_offsets;
   list<incoming> in;
   list<std::uint16_t> expected;  // contributors of each message to receive, where known
@@ -84,6 +85,13 @@ struct program {
     }
     const unsigned char* f = final.data();
     for (std::size_t r = 0; r < s.rounds(); f += s.round(r++).size()) add(rank, s.round(r), f);
+    out_stays.assign(out.size(), 0);
+    for (std::size_t r = s.rounds(), next = 0; r-- > 0;) {  // `next` has messages and is of the same half, or 0
+      if (r + 1 == s.half()) next = 0;
+      if (rounds[r].idle) continue;
+      if (next && !rounds[r].staged) let_stay(rounds[r].out, s.round(r), s.round(next));
+      next = r;
+    }
   }
 
   // Sets every pointer. As everything that a repeated run does not need, it stays out of the way of what it needs.
@@ -101,6 +109,7 @@ struct program {
     x.known = 0;
     for (std::uint32_t i = x.out; i < x.out + x.outs; ++i) {
       out[i].contributors = scaled ? number(out_sources[i]) : std::uint16_t{1};
+      out[i].stays = out_stays[i] && !scaled;  // number() may throw between two rounds
     }
   }
 
@@ -182,6 +191,15 @@ struct program {
     return n == b.count;
   }
 
+  void let_stay(std::size_t i, std::span<const Operation> now, std::span<const Operation> next) {
+    for (const Operation& sent : now) {
+      if (sent.act != action::send) continue;
+      out_stays[i++] = std::none_of(next.begin(), next.end(), [&](const Operation& o) {
+        return o.act == action::copy && o.range.overlaps(sent.range);
+      });
+    }
+  }
+
   [[noreturn]] static void disagree() {
     throw argument_error("heddle::execute: this topology sends elements with different numbers of contributions in "
                          "one message, which float16 can't carry; use bfloat16 or float");
@@ -211,7 +229,7 @@ struct program {
       const std::size_t n = o.range.count * element_bytes, offset = o.range.begin * element_bytes;
       const int peer = static_cast<int>(o.peer);
       if (o.act == action::send) {
-        out.push_back({peer, nullptr, n, 1});
+        out.push_back({peer, nullptr, n, 1, false});
         out_offsets.push_back(offset);
         out_sources.push_back(source_of(o.range));
       } else {
@@ -319,12 +337,12 @@ class basic_executor {
     typename program::round* round = p.rounds.data() + from;
     for (std::size_t r = from; r < to; ++r, ++round) {
       typename program::round& x = *round;
-      if (trace) record(s.round(r));
       if (x.idle) continue;
       if (x.known != mode) p.set_out(x, scaled);
       h.round = static_cast<std::uint8_t>(r);
       comm.exchange(h, std::span<const outgoing>(p.out.data() + x.out, x.outs),
                     std::span<const incoming>(p.in.data() + x.in, x.ins), [&](std::span<const arrival> got) {
+                      if (trace) record(s.round(r));
                       if (x.known != mode || !p.as_expected(x, got)) first_time(x, got, l, mode);
                       if (x.merge_count) left_range |= merge(x, got, buffer, scratch, l, factor);
                     });

@@ -111,12 +111,16 @@ inline std::string describe(const header& h, std::size_t bytes) {
 }
 }  // namespace detail
 
-/// @brief One message to send in a round. The bytes stay untouched until the exchange returns.
+/// @brief One message to send in a round. The bytes stay untouched until the exchange returns, and longer where the
+/// caller says so.
 struct outgoing {
   int peer;                    ///< Destination rank.
   const void* data;            ///< First byte; read by the receiver in place where memory is shared.
   std::size_t bytes;           ///< Length, above 0.
   std::uint16_t contributors;  ///< Goes into the header.
+  /// The caller goes on to another exchange, whatever happens, and leaves the bytes untouched until `apply` there: so
+  /// this one may return while they are read. A wrapper that may throw between the two passes messages on without it.
+  bool stays = false;
 };
 
 /// @brief One message to receive in a round.
@@ -163,8 +167,9 @@ concept has_fail = requires(C& c, const std::string& text) { c.fail(text); };
 /// @brief A group of ranks that call the same operations in the same order.
 ///
 /// One member function carries everything: `exchange` posts all messages of a round together and returns when they
-/// have arrived, `apply` has run, and no peer reads this rank's buffers any more. The k-th message to a peer meets the
-/// k-th one it expects from here. What a new communicator must provide:
+/// have arrived, `apply` has run, and no peer reads this rank's buffers any more (but for those that it is told
+/// `outgoing::stays` of, which it may ignore). The k-th message to a peer meets the k-th one it expects from here. What
+/// a new communicator must provide:
 ///
 ///     struct my_communicator {
 ///       int rank() const;                          // 0 .. size() - 1

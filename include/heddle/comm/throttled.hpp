@@ -49,7 +49,8 @@ class throttled : public detail::wrapper<Comm> {
   void exchange(header h, std::span<const outgoing> out, std::span<const incoming> in, Apply&& apply) {
     const std::size_t ranks = links_->busy_until.size();
     stamps_.assign(2 * ranks, nothing);  // when messages to, then from, each rank are there
-    out_.assign(out.begin(), out.end());
+    const std::span<const outgoing> payloads = this->settled(out);
+    out_.assign(payloads.begin(), payloads.end());
     in_.assign(in.begin(), in.end());
     send(out);
     for (const incoming& m : in) {

@@ -34,7 +34,7 @@ class traced : public detail::wrapper<Comm> {
     std::string more = "\"call\":" + std::to_string(h.sequence) + ",\"count\":" + std::to_string(h.elements()) +
                        ",\"type\":\"" + name_of(h.type) + "\",\"to\":" + messages(out) + ",\"from\":" + messages(in);
     const span_of_time s{*this, std::string(name_of(h.kind)) + " round " + std::to_string(h.round), std::move(more)};
-    inner_.exchange(h, out, in, std::forward<Apply>(apply));
+    inner_.exchange(h, this->settled(out), in, std::forward<Apply>(apply));
   }
 
   /// Forwards and records.

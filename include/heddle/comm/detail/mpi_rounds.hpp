@@ -27,14 +27,12 @@ class rounds {
     if (channel_->left) throw_failure(h);
     channel_->inside = true;
     try {
-      requests_.clear();
-      roles_.clear();
-      arriving_ = active_ = uncalled_ = 0;
+      keep_what_stays();
       if (session_->look(session_->now())) throw_failure(h);
       channel_->enter(h);
       post(h, out, in);
       // Not before the peers have this rank's part under way, too: it can't begin during `apply`.
-      wait(h, out, in, [this] { return arriving_ == 0 && uncalled_ == 0; });
+      wait(h, out, in, [this] { return arriving_ == 0 && uncalled_ == 0 && staying_ == 0; });
       std::forward<Apply>(apply)(std::span<const arrival>(arrivals_));
       wait(h, out, in, [this] { return active_ == 0; });
       channel_->inside = false;
@@ -89,8 +87,28 @@ class rounds {
   std::byte* at(std::size_t first) noexcept { return memory_[first].bytes; }
   std::size_t limit() const noexcept { return (std::min)(carried, session_->piece()); }
   static std::size_t lines(std::size_t bytes) noexcept { return (bytes + line_bytes - 1) / line_bytes; }
+  static void grow(std::vector<line>& v, std::size_t n) {
+    if (v.size() >= n) return;
+    v.clear();  // or it would be copied
+    v.resize(n);
+  }
 
   partner& with(int peer) noexcept { return channel_->partners[static_cast<std::size_t>(peer)]; }
+
+  // Keeps the requests of the round before that haven't ended, and memory that they may be in.
+  void keep_what_stays() {
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < requests_.size(); ++i) {
+      if (requests_[i] == MPI_REQUEST_NULL) continue;
+      requests_[kept] = requests_[i];
+      roles_[kept++] = roles_[i];
+    }
+    requests_.resize(kept);
+    roles_.resize(kept);
+    arriving_ = active_ = uncalled_ = 0;
+    old_ = staying_ = kept;
+    if (kept) memory_.swap(memory_before_);
+  }
 
   void post(const header& h, std::span<const outgoing> out, std::span<const incoming> in) {
     incoming_.assign(in.size(), {});
@@ -99,13 +117,13 @@ class rounds {
     for (const outgoing& m : out) require_peer(m.peer);
     for (const incoming& m : in) require_peer(m.peer);
     // Memory of the round, all of it before anything is posted. A head is received where what follows it is aligned.
-    std::size_t used = 0;
+    std::size_t used = 0, lent = 0;
     const auto take = [&](std::size_t bytes) { return std::exchange(used, used + lines(bytes)); };
     for (std::size_t i = 0; i < in.size(); ++i) {
       progress& x = incoming_[i];
       x.head = take(line_bytes + limit());
       if (in[i].bytes <= limit()) continue;
-      if (!in[i].into) x.lent = take(in[i].bytes);
+      if (!in[i].into) x.lent = std::exchange(lent, lent + lines(in[i].bytes));
       if (!std::exchange(channel_->in_call(in[i].peer).called, true)) x.call = take(sizeof(label));
     }
     for (std::size_t i = 0; i < out.size(); ++i) {
@@ -114,10 +132,8 @@ class rounds {
       if (out[i].bytes <= limit()) continue;
       if (!std::exchange(channel_->in_call(out[i].peer).listening, true)) x.call = take(sizeof(label));
     }
-    if (memory_.size() < used) {
-      memory_.clear();  // or it would be copied
-      memory_.resize(used);
-    }
+    grow(memory_, used);
+    grow(lent_, lent);
     auto held = session_->enter();
     for (std::size_t i = 0; i < in.size(); ++i) post(h, i, in[i]);
     for (std::size_t i = 0; i < out.size(); ++i) post(h, i, out[i]);
@@ -127,7 +143,7 @@ class rounds {
     progress& x = incoming_[i];
     receive(h, head_of(i), sizeof(label) + limit(), head_tag, {role::head_in, i, m.peer});
     if (m.bytes <= limit()) return;
-    std::byte* const to = m.into ? static_cast<std::byte*>(m.into) : at(x.lent);
+    std::byte* const to = m.into ? static_cast<std::byte*>(m.into) : lent_[x.lent].bytes;
     with(m.peer).sends = true;
     cut(m.bytes, [&](std::size_t offset, std::size_t length) {
       receive(h, to + offset, length, payload_tag, {role::payload_in, i, m.peer});
@@ -142,7 +158,7 @@ class rounds {
     progress& x = outgoing_[i];
     if (x.call != none) receive(h, at(x.call), sizeof(label), call_tag, {role::call_in, i, m.peer});
     if (!is_long && m.bytes) std::memcpy(at(x.head) + sizeof(label), m.data, m.bytes);
-    send_label(head, x.head, m.bytes, is_long ? 0 : m.bytes, head_tag, {role::head_out, i, m.peer});
+    send_label(head, x.head, m.bytes, is_long ? 0 : m.bytes, head_tag, {role::head_out, i, m.peer, m.stays});
     if (!is_long) return;
     ++uncalled_;
     if (with(m.peer).ready) send_payload(h, i, m);
@@ -153,7 +169,8 @@ class rounds {
     outgoing_[i].started = true;
     --uncalled_;
     cut(m.bytes, [&](std::size_t offset, std::size_t length) {
-      send(h, static_cast<const std::byte*>(m.data) + offset, length, payload_tag, {role::payload_out, i, m.peer});
+      send(h, static_cast<const std::byte*>(m.data) + offset, length, payload_tag,
+           {role::payload_out, i, m.peer, m.stays});
       ++with(m.peer).sent;
     });
   }
@@ -173,7 +190,7 @@ class rounds {
   MPI_Request* request(role r) {
     requests_.push_back(MPI_REQUEST_NULL);
     roles_.push_back(r);
-    ++active_;
+    active_ += !r.stays;
     arriving_ += r.arrives();
     return &requests_.back();
   }
@@ -209,8 +226,12 @@ class rounds {
     }
     if (n == MPI_UNDEFINED) n = 0;
     for (int k = 0; k < n; ++k) {
-      const role r = roles_[static_cast<std::size_t>(ended_[static_cast<std::size_t>(k)])];
-      --active_;
+      const auto i = static_cast<std::size_t>(ended_[static_cast<std::size_t>(k)]);
+      const role r = roles_[i];
+      if (i < old_)
+        --staying_;
+      else
+        active_ -= !r.stays;
       arriving_ -= r.arrives();
       int withdrawn = 0;
       if (r.what == role::payload_in) MPI_Test_cancelled(&statuses_[static_cast<std::size_t>(k)], &withdrawn);
@@ -227,6 +248,7 @@ class rounds {
     rest pause = session_->resting();
     const options& o = session_->settings();
     bool reported = o.stall.count() <= 0 || !o.on_stall;
+    bool again = false;
     while (!done()) {
       int rc = MPI_SUCCESS;
       const int n = test(rc, session_->simulated());
@@ -247,8 +269,11 @@ class rounds {
       }
       if (n > 0) {
         moved = session_->now();
+        again = false;
         continue;
       }
+      again = !again;
+      if (again) continue;  // MPI looks first and moves messages then: what that has ended is seen now
       const auto now = session_->now();
       if (session_->look(now)) throw_failure(h);
       if (!reported && now - moved > o.stall) {
@@ -270,7 +295,7 @@ class rounds {
     progress& x = incoming_[i];
     x.known = true;
     --x.missing;
-    const std::byte* data = m.bytes > limit() ? at(x.lent) : head + sizeof(label);
+    const std::byte* data = m.bytes > limit() ? lent_[x.lent].bytes : head + sizeof(label);
     if (m.into) {
       if (m.bytes <= limit() && m.bytes) std::memcpy(m.into, data, m.bytes);
       data = static_cast<const std::byte*>(m.into);
@@ -387,11 +412,14 @@ class rounds {
     const auto any = [&] { return pending([](role) { return true; }); };
     for (int i = 0; i < 1000 && any(); ++i) test(rc);
     auto held = s.enter();
-    if (any()) new auto(std::move(memory_));
+    if (any()) {
+      new auto(std::move(memory_));
+      new auto(std::move(memory_before_));
+    }
     for (MPI_Request& r : requests_) {
       if (r != MPI_REQUEST_NULL) MPI_Request_free(&r);
     }
-    memory_ = {};
+    memory_ = memory_before_ = {};
     requests_.clear();
     roles_.clear();
     channel_->left = true;
@@ -429,14 +457,17 @@ class rounds {
     return due > 0;
   }
 
-  std::vector<line> memory_;
+  // Heads and what travels behind them, of this round and of the one before; what payloads are received into.
+  std::vector<line> memory_, memory_before_, lent_;
   std::vector<progress> incoming_, outgoing_;
   std::vector<arrival> arrivals_;
   std::vector<MPI_Request> requests_;
   std::vector<role> roles_;
   std::vector<int> ended_;
   std::vector<MPI_Status> statuses_;
-  std::size_t arriving_ = 0, active_ = 0, uncalled_ = 0;  // requests of what arrives; all; long messages not begun
+  std::size_t arriving_ = 0, active_ = 0, uncalled_ = 0;  // requests of what arrives; all that end in this round; long
+                                                          // messages not begun
+  std::size_t old_ = 0, staying_ = 0;  // the first requests are of the round before; how many of those go on
 };
 
 }  // namespace detail

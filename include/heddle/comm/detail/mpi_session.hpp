@@ -376,6 +376,7 @@ struct role {
   enum kind : std::uint8_t { head_in, payload_in, call_out, head_out, call_in, payload_out } what;
   std::size_t index;
   int peer;
+  bool stays = false;  // it may end in the next round
   bool arrives() const noexcept { return what <= payload_in; }
   bool of_caller() const noexcept { return what == payload_in || what == payload_out; }
 };

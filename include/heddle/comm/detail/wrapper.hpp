@@ -5,6 +5,7 @@
 #include <heddle/comm/concept.hpp>
 
 #include <utility>
+#include <vector>
 
 namespace heddle {
 inline namespace v0 {
@@ -59,7 +60,17 @@ template <class Comm> class wrapper {
   Comm& inner() noexcept { return inner_; }
 
  protected:
+  // The same messages, none of which stays.
+  std::span<const outgoing> settled(std::span<const outgoing> out) {
+    settled_.assign(out.begin(), out.end());
+    for (outgoing& m : settled_) m.stays = false;
+    return {settled_.data(), settled_.size()};
+  }
+
   Comm inner_;
+
+ private:
+  std::vector<typename dependent<outgoing, Comm>::type> settled_;  // so that only who uses it pays for the vector
 };
 
 }  // namespace detail
