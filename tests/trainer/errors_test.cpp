@@ -79,7 +79,61 @@ TEST_CASE("with treat_as_zero a tensor that is never ready contributes zero") {
     dp.step({.lr = 0.5f});
     RANK_CHECK(m.w[0] == 0.0f);
     RANK_CHECK(m.w[1040] == 0.375f);
+    std::fill(m.g.begin(), m.g.end(), 1.0f);
+    for (std::size_t i = 0; i < 4; ++i) dp.ready(i);  // tensor 4 comes from nobody
+    dp.step({.lr = 0.5f});
+    RANK_CHECK(m.w[0] == -0.5f);
+    RANK_CHECK(m.w[1040] == 0.375f);
+    if (comm.rank() == 3) {  // who has no more batches adds nothing, with every tensor or without
+      std::fill(m.g.begin(), m.g.end(), 1.0f);
+      for (std::size_t i = 1; i < 4; ++i) dp.ready(i);
+      dp.step({.lr = 0.5f});
+    }
+    dp.join();
+    RANK_CHECK(m.w[0] == -0.5f);
+    RANK_CHECK(m.w[7] == -1.0f);
+    RANK_CHECK(m.w[1040] == 0.375f);
   });
+}
+
+TEST_CASE("gradients may become ready in another order on every rank") {
+  hd::threads::run(four, [](auto& comm) {
+    quadratic m;
+    hd::data_parallel dp{hd::strategy{.buckets = {.first = 1, .cap = 1}}, comm, m.tensors(), hd::sgd{}};
+    for (int s = 0; s < 5; ++s) {
+      std::fill(m.g.begin(), m.g.end(), 1.0f + static_cast<float>(comm.rank()));
+      for (std::size_t k = 0; k < 5; ++k)
+        dp.ready((k * (1 + static_cast<std::size_t>(comm.rank())) + static_cast<std::size_t>(s)) % 5);
+      dp.step({.lr = 0.125f});
+    }
+    RANK_CHECK(m.w == std::vector<float>(quadratic::count, 0.5f - 5 * 0.125f * 2.5f));
+  });
+}
+
+TEST_CASE("a tensor that never becomes ready on one rank is named there, and the others hear of the rank") {
+  for (const bool leaves : {true, false}) {  // the rank unwinds, or stays and does nothing
+    std::atomic<int> named{0};
+    const auto run = [&] {
+      hd::threads::run({.ranks = 4, .deadline = std::chrono::milliseconds(leaves ? 5000 : 300)}, [&](auto& comm) {
+        quadratic m;
+        hd::data_parallel dp{hd::strategy{}, comm, m.tensors(), hd::sgd{}};
+        for (std::size_t i = 0; i < 5; ++i) {
+          if (i != 3 || comm.rank() != 2) dp.ready(i);
+        }
+        try {
+          dp.step({.lr = 0.1f});
+        } catch (const hd::comm_error& e) {
+          if (e.peer() == 2 && has(e.what(), "rank 2")) ++named;
+          throw;
+        } catch (const hd::argument_error&) {
+          if (leaves) throw;
+          while (named < 3) std::this_thread::yield();
+        }
+      });
+    };
+    CHECK_THROWS_WITH(run(), Catch::Matchers::Contains(leaves ? "\"3\" was never ready" : "rank 2"));
+    CHECK(named == 3);
+  }
 }
 
 TEST_CASE("a rank that throws in the middle of training makes every other rank fail, naming it") {
