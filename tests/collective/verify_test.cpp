@@ -12,8 +12,10 @@
 #include "../support/catch.hpp"
 #include "topologies.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <numeric>
 #include <vector>
 
@@ -406,6 +408,13 @@ TEST_CASE("broken schedules are rejected with the right fault") {
   SECTION("a receive has no send") {
     CHECK(reason(verify_edited([](int rank, auto& rounds, auto&) {
             if (rank == 2) rounds[0].erase(rounds[0].begin());
+          })) == fault::unmatched);
+  }
+  SECTION("a cycle: every rank waits for what its neighbour sends a round later") {
+    CHECK(reason(verify_edited([](int, auto& rounds, auto&) {
+            const auto sends = [](const hd::operation& o) { return o.act == action::send; };
+            std::copy_if(rounds[0].begin(), rounds[0].end(), std::back_inserter(rounds[1]), sends);
+            std::erase_if(rounds[0], sends);
           })) == fault::unmatched);
   }
   SECTION("ranks have different numbers of rounds") {
