@@ -53,7 +53,7 @@ template <class Comm> class charged {
     double round = 0.0, first = 0.0;
     for (const hd::outgoing& m : out) {
       const hd::link_class& c = costs_.between(rank(), m.peer);
-      const double s = c.cost.alpha + c.cost.beta * static_cast<double>(m.bytes);
+      const double s = c.cost.alpha + costs_.beta(rank(), m.peer, size()) * static_cast<double>(m.bytes);
       round = c.shared == hd::sharing::pair ? std::max(round, s) : round + s;
       if (h.count != call_ && m.bytes > 4096) first = c.first;
     }
@@ -161,9 +161,26 @@ TEST_CASE("the choice follows the links") {
   CHECK(c.seconds < 0.75 * hd::price(hd::hierarchical<>{.group = 8}, 64, 25u << 20, slow));
 }
 
+TEST_CASE("where far messages share links, the choice is a topology of neighbours") {
+  hd::links l = cluster(1e-6, 2e-10, 1e-6, 2e-10, 0);
+  CHECK(hd::automatic{l}.choose(64, 25u << 20).which == hd::choice::shape::halving_doubling);
+  for (std::size_t k = 1; k < 6; k += 2) l.intra.far[k] = 2.0;  // a torus of 4 x 4 x 4 hosts
+  const hd::choice c = hd::automatic{l}.choose(64, 25u << 20);
+  CHECK((c.which == hd::choice::shape::ring || c.which == hd::choice::shape::torus_2d));
+  // Exactly: half of the bytes go 1, 4 or 16 away, the other half twice as long.
+  hd::links bytes = l;
+  bytes.intra.cost.alpha = 0.0;
+  const double n = 64 * 64 * 4, each = 2e-10 * 2 * n;
+  near(hd::price(hd::halving_doubling{}, 64, 64 * 64 * 4, bytes),
+       each * (1.0 / 2 + 2.0 / 4 + 1.0 / 8 + 2.0 / 16 + 1.0 / 32 + 2.0 / 64));
+  bytes.intra.far[2] = 0.0;
+  CHECK_THROWS_AS(bytes.check(), hd::argument_error);
+}
+
 TEST_CASE("links are a table that reads back as the same value") {
   hd::links l = cluster(1.0 / 3, 2e-11, 1e-5, 1.0 / 7e9, 8, hd::sharing::pair, 0.1);
   l.inter.first = 2.0 / 3;
+  l.intra.far[3] = 1.0 / 3;
   CHECK(hd::links::parse(l.text()) == l);
   CHECK(hd::links::parse(hd::links{}.text()) == hd::links{});
   const std::string path = (std::filesystem::temp_directory_path() / "heddle_links_test.txt").string();
@@ -189,7 +206,9 @@ TEST_CASE("links are a table that reads back as the same value") {
 
 TEST_CASE("calibrate finds the costs of a cluster, and all ranks get the same") {
   for (const hd::sharing shared : {hd::sharing::pair, hd::sharing::rank}) {
-    const hd::link_class intra{{4e-6, 3e-10}, shared, 3e-6}, inter{{5e-5, 2e-9}, shared, 4e-5};
+    hd::link_class intra{{4e-6, 3e-10}, shared, 3e-6}, inter{{5e-5, 2e-9}, shared, 4e-5};
+    intra.far[1] = 2.0;  // for those 2 or 3 apart
+    inter.far[1] = 3.0;
     for (const int node : {0, 1, 3}) {
       std::vector<hd::links> found(7);
       hd::threads::run(7, [&](auto& inner) {
@@ -204,6 +223,14 @@ TEST_CASE("calibrate finds the costs of a cluster, and all ranks get the same") 
                std::abs(a.cost.beta - b.cost.beta) <= 1e-2 * b.cost.beta &&
                std::abs(a.first - b.first) <= 1e-2 * b.first;
       };
+      const auto far = [](const hd::link_class& c, std::size_t k, double factor) {
+        return std::abs(c.far[k] - factor) <= 1e-2 && c.far[0] == 1.0;
+      };
+      for (const std::size_t k : {1, 15}) {  // of 3, around, all are neighbours
+        CHECK(far(found[0].intra, k, node == 0 ? 2.0 : node == 1 ? 3.0 : 1.0));
+        CHECK(far(found[0].inter, k, node == 0 ? 2.0 : node == 1 ? 3.0 : 1.0));
+      }
+
       CHECK(close(found[0].intra, node == 1 ? inter : intra));
       CHECK(close(found[0].inter, node == 0 ? intra : inter));
       CHECK(found[0].node == node);

@@ -44,11 +44,12 @@ template <class Operation> class port_loads {
   // What it takes longer if it is the first one from `from` to its peer.
   double ask(std::size_t from, const Operation& o) const {
     const link_class& c = links_->between(static_cast<int>(from), static_cast<int>(o.peer));
-    return c.ask(static_cast<double>(o.range.count) * element_bytes_);
+    return c.ask(bytes_of(o));
   }
 
  private:
   const link_class& of(std::size_t kind) const noexcept { return kind ? links_->inter : links_->intra; }
+  double bytes_of(const Operation& o) const { return static_cast<double>(o.range.count) * element_bytes_; }
 
   // f(port, seconds there): latency at the sender, at the receiver, bytes at both.
   template <class Function> void each(std::size_t from, const Operation& o, Function&& f) {
@@ -58,7 +59,7 @@ template <class Operation> class port_loads {
     const link_class& c = of(kind);
     const bool pair = c.shared == sharing::pair, by_node = c.shared == sharing::node;
     const std::size_t a = pair ? from * size_ + to : from, b = pair ? a : to;
-    const double s = c.cost.beta * static_cast<double>(o.range.count) * element_bytes_;
+    const double s = links_->beta(static_cast<int>(from), static_cast<int>(to), static_cast<int>(size_)) * bytes_of(o);
     f(loads_[kind][0][a], c.cost.alpha);
     f(loads_[kind][1][b], c.cost.alpha);
     f(loads_[kind][2][by_node ? static_cast<std::size_t>(node) : a], s);
@@ -113,9 +114,9 @@ double price_of(const std::vector<Schedule>& all, std::size_t element_bytes, con
 ///
 /// A round of a rank begins when its previous one has ended. A message is there when sender and receiver have begun
 /// the round and its ports have carried what they have to carry in it: alpha for each message that its sender sends or
-/// its receiver receives, then beta for each byte at the ports that share the bandwidth; the first one between two
-/// ranks comes later by what asking costs (`link_class::first`). Then gamma for each byte that is reduced. Ports send
-/// and receive at the same time; computation and messages of a round don't overlap.
+/// its receiver receives, then beta for each byte, by its distance, at the ports that share the bandwidth; the first
+/// one between two ranks comes later by what asking costs (`link_class::first`). Then gamma for each byte that is
+/// reduced. Ports send and receive at the same time; computation and messages of a round don't overlap.
 /// Cost:    O(operations of all ranks): some 10 ms for a ring of 256.
 /// @param t The topology. @param size Ranks, at least 1. @param bytes Of the buffer. @param l What links cost.
 /// @param element_bytes Bytes of an element, at least 1.

@@ -21,9 +21,12 @@ template <class Clock, class Comm, class Byte = std::byte> class stopwatch {
 
   explicit stopwatch(Comm& comm) : comm_(comm), from_(2 * large), to_(2 * large) { head_ = begin_call(comm, head_); }
 
-  // Median seconds of a round in which this rank exchanges `bytes` with each of the peers.
+  // Median seconds of a round in which this rank exchanges `bytes` with each of the peers; and of the fastest one.
   double exchange(const std::vector<int>& peers, std::size_t bytes, int times) {
     return seconds(peers, bytes, times, false)[static_cast<std::size_t>(times) / 2];
+  }
+  double fastest(const std::vector<int>& peers, std::size_t bytes, int times) {
+    return seconds(peers, bytes, times, false).front();
   }
 
   // How much longer a round takes in which a call begins.
@@ -105,8 +108,9 @@ template <class Clock, class Comm, class Byte = std::byte> class stopwatch {
 /// @brief Measures what messages and reductions cost on a communicator, in a second or so.
 ///
 /// Pairs of ranks exchange 8 bytes and 1 MiB, all pairs at the same time, one pair alone, and one rank with two others:
-/// that gives latency and bandwidth, and who shares the latter; and 128 KiB, at the beginning of a call and in it.
-/// Medians of rank 0, which every rank gets. Collective.
+/// that gives latency and bandwidth, and who shares the latter; 128 KiB, at the beginning of a call and in it; and
+/// 1 MiB with ranks 2, 4, 8 .. away, all at the same time. Medians, or the fastest, of rank 0, which every rank gets.
+/// Collective.
 /// @param comm Communicator. @param node Ranks of one machine, consecutive ones; 0: all are on one.
 /// @tparam Clock What measures; for example the clock of a simulator.
 /// Throws: argument_error if `node` is negative; comm_error.
@@ -119,10 +123,16 @@ template <class Clock = std::chrono::steady_clock, communicator Comm> links cali
   const auto seconds_per_byte = [](double s) { return s / static_cast<double>(watch_type::large); };
   const int group = node > 0 && node < size ? node : size;
   // Rank i of one side pairs with its counterpart; rank 0 is always in the first pair.
-  const auto measure = [&](link_class& c, int partner, int first, int second, int concurrent) {
+  // `place` is this rank's, or its machine's, among `places`; partner(other) the rank at another one, or -1.
+  const auto measure = [&](link_class& c, int place, int places, auto&& partner, int first, int second,
+                           int concurrent) {
     using list = std::vector<int>;
     const auto only = [&](bool take_part, list peers) { return take_part ? std::move(peers) : list{}; };
-    const list all = only(partner >= 0 && partner < size, {partner});
+    const auto at_distance = [&](int d) {
+      const int other = partner(place ^ d);
+      return only(other >= 0 && other < size, {other});
+    };
+    const list all = at_distance(1);
     c.cost.alpha = watch.exchange(all, 8, 31);
     c.first = watch.ask(all);
     const double together = watch.exchange(all, watch.large, 7);
@@ -139,15 +149,25 @@ template <class Clock = std::chrono::steady_clock, communicator Comm> links cali
       c.shared = second < size && twice < 1.5 * alone ? sharing::pair : sharing::rank;
       c.cost.beta = seconds_per_byte((std::max)(0.0, together - c.cost.alpha));
     }
+    const double near = watch.fastest(all, watch.large, 7) - c.cost.alpha;
+    for (std::size_t k = 1, d = 2; k < c.distances; ++k, d *= 2) {
+      c.far[k] = c.far[k - 1];
+      if (2 * d > static_cast<std::size_t>(places)) continue;  // counted around, nobody is that far apart
+      const double s = watch.fastest(at_distance(static_cast<int>(d)), watch.large, 7) - c.cost.alpha;
+      c.far[k] = near > 0.0 ? (std::max)(1.0, s / near) : 1.0;
+    }
   };
   if (group > 1) {
     const int local = rank % group, base = rank - local, end = (std::min)(base + group, size);
-    const int partner = base + (local ^ 1);
-    measure(l.intra, partner < end ? partner : -1, 1, group > 2 ? 2 : size, group / 2 * 2);
+    measure(
+        l.intra, local, group, [&](int other) { return base + other < end ? base + other : -1; }, 1,
+        group > 2 ? group - 1 : size, group / 2 * 2);
   }
   if (group < size) {
-    const int other = (rank / group ^ 1) * group + rank % group, second = 2 * group < size ? 2 * group : size;
-    measure(l.inter, other, group, second, (std::min)(group, size - group));
+    const int machines = (size - 1) / group + 1, second = machines > 2 ? (machines - 1) * group : size;
+    measure(
+        l.inter, rank / group, machines, [&](int other) { return other * group + rank % group; }, group, second,
+        (std::min)(group, size - group));
   } else {
     l.inter = l.intra;
   }

@@ -5,6 +5,8 @@
 #include <heddle/core/error.hpp>
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <charconv>
 #include <cstdio>
 #include <limits>
@@ -34,10 +36,28 @@ struct link_class {
   /// Seconds that the first message of a call from one rank to another takes longer, if it is a long one: the receiver
   /// is asked. What is short is sent at once, and pays no more than its own bytes once more.
   double first = 0.0;
+  static constexpr std::size_t distances = 16;  ///< As many as `far` has.
+  /// By which factor a byte takes longer than beta between two ranks (or machines) that are 2^k to 2^(k + 1) - 1 apart,
+  /// counted around, if all send that far at once: what links inside a network that messages share cost. The last one
+  /// is for all that are further apart.
+  std::array<double, distances> far = no_distance();
 
   /// Equality.
   constexpr bool operator==(const link_class& o) const {
-    return cost.alpha == o.cost.alpha && cost.beta == o.cost.beta && shared == o.shared && first == o.first;
+    return cost.alpha == o.cost.alpha && cost.beta == o.cost.beta && shared == o.shared && first == o.first &&
+           far == o.far;
+  }
+  /// The factor between a and b of `places` ranks, or machines, that stand around; 1 for one and itself.
+  constexpr double factor(int a, int b, int places) const noexcept {
+    const int apart = a < b ? b - a : a - b, around = (std::min)(apart, (std::max)(places - apart, 0));
+    const auto bits = static_cast<std::size_t>(std::bit_width(static_cast<unsigned>(around)));
+    return bits ? far[(std::min)(bits, distances) - 1] : 1.0;
+  }
+  /// Factors of 1.
+  static constexpr std::array<double, distances> no_distance() noexcept {
+    std::array<double, distances> all{};
+    all.fill(1.0);
+    return all;
   }
   /// What the first message of a call pays for that.
   constexpr double ask(double bytes) const noexcept { return (std::min)(first, cost.beta * bytes); }
@@ -60,6 +80,12 @@ struct links {
   constexpr int node_of(int rank) const noexcept { return node > 0 ? rank / node : 0; }
   /// The kind of link between two ranks.
   constexpr const link_class& between(int a, int b) const noexcept { return node_of(a) == node_of(b) ? intra : inter; }
+  /// Seconds per byte between two of `size` ranks.
+  constexpr double beta(int a, int b, int size) const noexcept {
+    const int x = node_of(a), y = node_of(b);
+    if (x != y) return inter.cost.beta * inter.factor(x, y, node_of(size - 1) + 1);
+    return intra.cost.beta * intra.factor(a, b, node > 0 ? (std::min)(node, size) : size);
+  }
 
   /// Throws argument_error if a cost is negative or not a number, or `node` is negative.
   void check() const {
@@ -69,13 +95,19 @@ struct links {
         throw argument_error("heddle::links: a cost of " + std::to_string(x) + " s, allowed is 0 or above");
       }
     }
+    for (const link_class* c : {&intra, &inter}) {
+      for (const double x : c->far) {
+        if (!(x > 0.0 && x < std::numeric_limits<double>::infinity()))
+          throw argument_error("heddle::links: a factor of " + std::to_string(x) + ", allowed is above 0");
+      }
+    }
     if (node < 0) throw argument_error("heddle::links: node is " + std::to_string(node) + ", allowed is 0 or more");
   }
 
-  /// @brief The table as text: for each kind of link alpha, beta, who shares it, first; then gamma and node.
+  /// @brief The table as text: for each kind of link alpha, beta, who shares it, first, far; then gamma and node.
   /// Numbers read back as the same bits.
   std::string text() const {
-    std::string out = "heddle-links 2\n";
+    std::string out = "heddle-links 3\n";
     const auto number = [&out](auto x) {
       char digits[32];
       out.append(1, ' ').append(digits, std::to_chars(digits, digits + sizeof digits, x).ptr);
@@ -87,6 +119,7 @@ struct links {
       number(c.cost.beta);
       out.append(1, ' ').append(names[static_cast<std::size_t>(c.shared)]);
       number(c.first);
+      for (const double x : c.far) number(x);
       out += '\n';
     }
     number((out += "gamma", gamma));
@@ -116,7 +149,7 @@ struct links {
     };
     links l;
     expect("heddle-links");
-    expect("2");
+    expect("3");
     for (const bool outside : {false, true}) {
       link_class& c = outside ? l.inter : l.intra;
       expect(outside ? "inter" : "intra");
@@ -128,6 +161,7 @@ struct links {
       if (k == 3) refuse(who, "pair, rank or node");
       c.shared = static_cast<sharing>(k);
       number(c.first);
+      for (double& x : c.far) number(x);
     }
     expect("gamma");
     number(l.gamma);
@@ -153,7 +187,7 @@ struct links {
   static links load(const std::string& path) {
     std::FILE* const f = std::fopen(path.c_str(), "r");
     if (!f) throw file_error("heddle::links: can't read " + path);
-    char some[1024];
+    char some[2048];
     const std::size_t n = std::fread(some, 1, sizeof some, f);
     std::fclose(f);
     return parse({some, n});
