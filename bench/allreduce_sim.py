@@ -129,7 +129,7 @@ def compare(cluster):
             if selector in row:
                 ratio(case, ours, row[selector]["us"])
             else:
-                print(f"SKIP {case} this selector's buffers for {cluster} don't fit into memory")
+                print(f"SKIP {case} this selector sends some two million messages, which take the simulator too long")
         ratio(f"sim.{cluster}.{size}.best", ours, min(t["us"] for what, t in row.items() if what not in SELECTORS))
 
 
@@ -174,7 +174,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         for cluster in wanted:
             simulate(os.path.abspath(program), folder, cluster, "ours", SELECTORS[0])
-            for selector in SELECTORS if cluster != "fattree1024" else SELECTORS[:1]:
+            for selector in SELECTORS if cluster != "fattree1024" else []:
                 simulate(os.path.abspath(program), folder, cluster, "mpi", selector)
             compare(cluster)
     if {"fattree16", "fattree1024"} <= set(wanted):

@@ -11,6 +11,7 @@
 
 #include <heddle/collective/all_reduce.hpp>
 #include <heddle/collective/mixed_radix.hpp>
+#include <heddle/collective/pipelined.hpp>
 #include <heddle/comm/mpi.hpp>
 
 #include <algorithm>
@@ -54,6 +55,8 @@ class contest {
     topology("halving_doubling", hd::halving_doubling{});
     topology("torus_2d", hd::torus_2d{});
     topology("direct", hd::direct{});
+    // Eight parts one after the other, each of which stays in the caches that the ranks share.
+    topology("ring_in_8", hd::pipelined<hd::ring>{{}, 8, 2 * (comm_.size() - 1)});
     topology("native", hd::native{});
     enter("userop", hd::ring{}, add_);
     all_.push_back({"MPI_Allreduce", [this] { call_mpi(MPI_SUM); }, {}});
