@@ -85,6 +85,14 @@ CLUSTERS = {
                 "64K 1M 25M", []),
     "torus64": ("64 hosts, links to neighbours in three dimensions only, 5 GB/s",
                 lambda: flat(64, 5e9, 1e-6, 'topology="TORUS" topo_parameters="4,4,4"'), 0, 2e-11, "64K 1M 25M", PLAIN),
+    # Measured for the first time when the model knew distances, for the sake of torus64.
+    "torus36": ("36 hosts, links to neighbours in two dimensions only, 2 GB/s",
+                lambda: flat(36, 2e9, 2e-6, 'topology="TORUS" topo_parameters="6,6"'), 0, 4e-11, "64K 1M 25M", PLAIN),
+    "torus27": ("27 hosts, links to neighbours in three dimensions only, 1 GB/s",
+                lambda: flat(27, 1e9, 5e-6, 'topology="TORUS" topo_parameters="3,3,3"'), 0, 5e-11, "64K 1M 25M", PLAIN),
+    "thin48": ("48 hosts, fat tree with a quarter of the links above, 10 GB/s",
+               lambda: flat(48, 10e9, 1e-6, 'topology="FAT_TREE" topo_parameters="2;12,4;1,3;1,1"'), 0, 2e-11,
+               "64K 1M 25M", PLAIN),
 }
 
 ratios, times = [], {}
