@@ -104,6 +104,12 @@ struct program {
     for (const merge& m : merges) operands[m.operands + m.mine].data = buffer + m.offset;
   }
 
+  // For runs that end elsewhere than the schedule or its first half: nothing may be under way then.
+  [[gnu::noinline]] void let_none_stay() {
+    std::fill(out_stays.begin(), out_stays.end(), 0);
+    for (outgoing& m : out) m.stays = false;
+  }
+
   // Before a round: contributors of what it sends.
   [[gnu::noinline]] void set_out(round& x, bool scaled) {
     x.known = 0;
@@ -307,7 +313,8 @@ class basic_executor {
   /// @param rank This rank. @param s Its schedule. @param bytes Bytes of one element.
   /// @param completes Where a last receive that reduces gives this rank's final value: the buffer for an all-reduce,
   /// what the rank owns for a reduce-scatter. Disjoint intervals.
-  void prepare(int rank, const basic_schedule<Operation>& s, std::size_t bytes, std::span<const interval> completes = {}) {
+  void prepare(int rank, const basic_schedule<Operation>& s, std::size_t bytes,
+               std::span<const interval> completes = {}) {
     program_.build(rank, s, bytes, completes);
   }
   /// Bytes of an element that it is prepared for; 0 if it isn't.
@@ -320,9 +327,10 @@ class basic_executor {
   /// @return Whether a value left float16's range on this rank.
   /// Throws: comm_error; argument_error if the schedule reduces and `l` is null, or can't carry a mean or float16 sum.
   template <communicator Comm>
-  bool run_prepared(Comm& comm, const basic_schedule<Operation>& s, std::size_t from, std::size_t to, header h, std::byte* buffer,
-                    const leaf* l, double factor = 1.0) {
+  bool run_prepared(Comm& comm, const basic_schedule<Operation>& s, std::size_t from, std::size_t to, header h,
+                    std::byte* buffer, const leaf* l, double factor = 1.0) {
     program& p = program_;
+    if (to != s.rounds() && to != s.half()) p.let_none_stay();
     if (buffer != p.bound) p.bind(buffer);
     std::byte* scratch;
     if constexpr (stream_ordered<Comm>) {

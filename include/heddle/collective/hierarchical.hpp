@@ -172,7 +172,8 @@ template <class Intra = ring, class Inter = ring> struct hierarchical {
     const int g = group_of(size), last = size - (groups(size) - 1) * g;  // only the last group may be smaller
     const int base = rank / g * g, members = rank / g == groups(size) - 1 ? last : g;
     detail::schedule_for<Intra> s;
-    const detail::schedule_for<Intra> inner = intra.reduce_scatter(rank - base, members, blocks_of(members, last, count));
+    const detail::schedule_for<Intra> inner =
+        intra.reduce_scatter(rank - base, members, blocks_of(members, last, count));
     s.append(inner, 0, inner.rounds(), [&](int peer) { return base + peer; }, 0);
     s.pad(larger([&](int n) { return intra.reduce_scatter(0, n, blocks_of(n, last, count)); }, g, last));
     return s;

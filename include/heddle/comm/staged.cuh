@@ -127,7 +127,7 @@ template <class Comm> class staged : public detail::wrapper<Comm> {
     incoming_.clear();
     for (std::size_t i = 0; i < in.size(); ++i)
       incoming_.push_back({in[i].peer, const_cast<void*>(arrivals_[i].data), in[i].bytes});
-    inner_.exchange(h, out, incoming_, [this](std::span<const arrival> got) { note(got); });
+    inner_.exchange(h, this->settled(out), incoming_, [this](std::span<const arrival> got) { note(got); });
   }
 
   // Both sides cut a message alike, so the k-th chunk round of one meets that of the other, whatever rounds either has

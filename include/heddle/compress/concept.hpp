@@ -209,8 +209,8 @@ concept reducing_compressor = has_rounds<Compressor> && has_slots<Compressor> &&
 
 /// @brief A way to write a tensor in fewer bytes, without state.
 ///
-/// Used by itself where it isn't `biased`, inside error_feedback where it is; heddle/compress/error_feedback.hpp has what
-/// runs it. What to write:
+/// Used by itself where it isn't `biased`, inside error_feedback where it is. heddle/compress/error_feedback.hpp, which
+/// the codecs of this library include, has what runs either. What to write:
 ///
 ///     struct signs {                                     // one byte an element: only the sign
 ///       static constexpr bool biased = true;

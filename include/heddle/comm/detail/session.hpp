@@ -69,8 +69,9 @@ class basic_session {
   // Spins for about a microsecond where cores are free, then yields for a while, then sleeps. A yield is cheap on a core
   // that is free, and the only way to go on where the system has put the peer, or this rank's own computation, on the
   // same core: there a longer spin would cost its length in every call. Where other programs want the cores, a yield
-  // lasts as long as one of them may run, so the while is a time: who sleeps is let in again at once when woken. `ready` must read with seq_cst loads, so that either
-  // the sleeper sees the store or the ringer sees the sleeper. `what_is_missing` gives the text of a stall report.
+  // lasts as long as one of them may run, so the while is a time: who sleeps is let in again at once when woken. `ready`
+  // must read with seq_cst loads, so that either the sleeper sees the store or the ringer sees the sleeper.
+  // `what_is_missing` gives the text of a stall report.
   template <class Ready, class Missing>
   wait_end wait(int rank, Ready&& ready, bool heed_failure, Missing&& what_is_missing) {
     for (int i = 0; i < spins_; ++i) {

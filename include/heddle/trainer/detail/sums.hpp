@@ -11,8 +11,8 @@ namespace heddle {
 inline namespace v0 {
 namespace detail {
 
-// The exchange of sums that all ranks have of what a compressor sends, bucket by bucket and round after round, each with
-// a flag at its end: not a number where a rank's gradient isn't finite.
+// The exchange of sums that all ranks have of what a compressor sends, bucket by bucket and round after round, each
+// with a flag at its end: not a number where a rank's gradient isn't finite.
 template <class Strategy, class Comm> class sum_exchange {
   using kind = exchange_kind<Strategy>;
   static constexpr std::size_t rounds = static_cast<std::size_t>(kind::carrier_type::rounds);
