@@ -88,6 +88,9 @@ struct worker_options {
   std::uint64_t cached_for = 1;                   ///< For how many pushes of this worker they may be used.
   std::chrono::nanoseconds retry{50'000'000};     ///< First wait for a reply; it doubles up to a second.
   std::chrono::nanoseconds patience{30'000'000'000};  ///< After so long a call without an answer fails.
+  /// This worker takes the place of one that died, and makes again the pushes behind `pushed_before()`: a server that
+  /// has one of them passes it over.
+  bool resumes = false;
 
   /// Throws argument_error for a number outside its range.
   void check() const {

@@ -184,6 +184,8 @@ template <class Table, messenger Messenger> class sharded_table {
     const std::lock_guard lock(net_.mutex());
     return rejected_;
   }
+  /// Pushes of this worker that all servers had when this object was made: of its former lives, and of former objects.
+  std::uint64_t pushed_before() const noexcept { return net_.sent_before(); }
   /// Requests sent again since no reply came.
   std::uint64_t retries() const {
     const std::lock_guard lock(net_.mutex());

@@ -19,7 +19,8 @@ inline namespace v0 {
 /// @brief What a server does when a worker dies.
 enum class worker_death : std::uint8_t {
   report,  ///< Pulls of the others fail, naming it.
-  go_on    ///< The others no longer wait for it; who restarts under its rank is waited for again.
+  go_on,   ///< The others no longer wait for it; who restarts under its rank is waited for again.
+  wait     ///< The others wait until it is started again under its rank; after `join` its death is reported.
 };
 
 /// @brief Settings of a parameter server; the servers have ranks 0 .. servers - 1, the workers those behind them.
@@ -40,7 +41,7 @@ struct server_options {
   std::string path{};
   std::uint64_t save_every = 0;  ///< Pushes between two saves; 0: when a worker asks, or its log is half full.
   std::chrono::nanoseconds linger{2'000'000'000};  ///< How long run() goes on in silence for workers still here.
-  /// How long run() waits for a worker's first word; then it is dead.
+  /// How long run() waits for a worker's first word, and `worker_death::wait` for the next one; then it is dead.
   std::chrono::nanoseconds join{std::chrono::minutes(10)};
 };
 
@@ -69,7 +70,7 @@ template <class Settings> Settings settings_of_server(Settings s, int server, in
 /// Sync:   serve() and run() work on the caller's thread, one at a time; the table may be read meanwhile. A save stops
 ///         the service until it is written.
 /// Throws: argument_error; file_error if a save of `save_every` fails (one that a worker has asked for fails that
-///         worker's call); comm_error from run() if a worker has died and `on_death` is `report`, when all have gone.
+///         worker's call); comm_error from run() if a worker has died and `on_death` isn't `go_on`, when all have gone.
 /// @tparam Table The `sparse_table`. @tparam Messenger Any messenger.
 template <class Table, messenger Messenger> class table_server {
   using key_type = typename Table::key_type;
@@ -140,7 +141,7 @@ template <class Table, messenger Messenger> class table_server {
   /// Whether every worker has left or died.
   bool all_gone() const noexcept {
     for (const worker& w : workers_)
-      if (!w.left() && !w.dead) return false;
+      if (!w.left() && !lost(w)) return false;
     return true;
   }
   /// Pushes of a worker that have taken effect.
@@ -159,6 +160,7 @@ template <class Table, messenger Messenger> class table_server {
     std::map<std::uint64_t, payload> early;           // pushes taken but not applied, and such that came too early
     std::uint64_t presence = 0, object = 0;           // odd: it has left; the sharded_table that greeted last
     bool dead = false, here = false, heard = false;
+    clock::time_point died_at{};
     std::string epitaph;
     bool left() const noexcept { return presence % 2 != 0; }
   };
@@ -179,6 +181,7 @@ template <class Table, messenger Messenger> class table_server {
         w.here = false;
         if (w.left()) return;
         w.dead = true;
+        w.died_at = clock::now();
         w.epitaph = m.body.text();
         apply_ready();
         return;
@@ -243,6 +246,7 @@ template <class Table, messenger Messenger> class table_server {
       worker& w = workers_[i];
       if (w.heard || w.left() || w.dead) continue;
       w.dead = true;
+      w.died_at = clock::now() - options_.join;
       w.epitaph = "rank " + std::to_string(options_.servers + static_cast<int>(i)) + " has not come";
       apply_ready();
       answer_waiting();
@@ -262,10 +266,14 @@ template <class Table, messenger Messenger> class table_server {
       if (w.here) return true;
     return false;
   }
+  // Whether nobody hopes for it any more.
+  bool lost(const worker& w) const noexcept {
+    return w.dead && (options_.on_death != worker_death::wait || clock::now() - w.died_at >= options_.join);
+  }
   const worker* died() const {
     if (options_.on_death == worker_death::go_on) return nullptr;
     for (const worker& w : workers_)
-      if (w.dead) return &w;
+      if (lost(w)) return &w;
     return nullptr;
   }
 

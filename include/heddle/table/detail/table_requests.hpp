@@ -64,11 +64,17 @@ template <class Messenger> class table_requests {
     receiver_ = std::thread([this, late] { receive(late); });
     std::unique_lock lock(mutex_);
     ask_all(lock, tag::hello, "hello");
+    const std::uint64_t least = std::min_element(links_.begin(), links_.end(), [](const link& a, const link& b) {
+                                  return a.next < b.next;
+                                })->next;
     for (link& l : links_) {
-      l.sent = l.next - 1;
-      l.first = l.next;
+      l.first = options_.resumes ? least : l.next;
+      l.sent = l.first - 1;
     }
+    sent_before_ = least - 1;
   }
+  // Pushes that all servers had when this began.
+  std::uint64_t sent_before() const noexcept { return sent_before_; }
   void stop() {
     stopping_ = true;
     if (receiver_.joinable()) receiver_.join();
@@ -303,7 +309,7 @@ template <class Messenger> class table_requests {
 
   Messenger* messenger_;
   worker_options options_;
-  std::uint64_t layout_, object_ = 0, last_id_ = 0, retries_ = 0;
+  std::uint64_t layout_, object_ = 0, last_id_ = 0, retries_ = 0, sent_before_ = 0;
   std::size_t width_;  // floats of a row
   mutable std::mutex mutex_;
   std::condition_variable changed_;
