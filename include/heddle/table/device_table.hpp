@@ -30,12 +30,14 @@ struct device_counts {
 // A table as functors see it.
 template <class Layout> struct device_rows {
   static constexpr std::uint32_t none = 0xffffffffu;
-  std::byte* records;
-  std::uint32_t* slots;  // 0, or a record's number plus 1
-  std::uint32_t slot_count, capacity;
+  std::byte *records, *spilled;  // the first `near` records, and those behind them
+  std::uint32_t* slots;          // 0, or a record's number plus 1
+  std::uint32_t slot_count, near, capacity;
   device_counts* counts;
 
-  HEDDLE_HD std::byte* at(std::uint32_t row) const { return records + std::size_t{row} * Layout::bytes; }
+  HEDDLE_HD std::byte* at(std::uint32_t row) const {
+    return row < near ? records + std::size_t{row} * Layout::bytes : spilled + std::size_t{row - near} * Layout::bytes;
+  }
   HEDDLE_HD std::uint32_t home(std::uint64_t mixed) const { return place_among(mixed, slot_count); }
   HEDDLE_HD std::uint32_t after(std::uint32_t slot) const { return slot + 1 == slot_count ? 0 : slot + 1; }
   HEDDLE_HD std::uint32_t find(std::uint64_t mixed) const {
@@ -240,8 +242,23 @@ template <class Rule, class Initial> struct device_table_settings {
   Initial initial{};         ///< How a row begins: as in a `sparse_table` of the same seed and number, to the bit.
   std::uint64_t seed = 0;    ///< Of the initial values.
   std::uint32_t table = 0;   ///< The table's number.
-  std::size_t capacity = 0;  ///< Rows, 1 to 2^30. Later keys get no row: they read 0, and are counted.
+  std::size_t capacity = 0;  ///< Rows, 1 to 2^30. Later keys spill, or get no row: they read 0, and are counted.
 };
+
+/// Where the rows of a table on a device go that find no room there.
+namespace spill {
+/// Nowhere.
+struct none {
+  static constexpr std::size_t rows = 0;  ///< Room for them.
+};
+/// @brief To other memory that the device can read and write: `cuda_pinned` for one, the host's. The index stays on the
+/// device. A row stays where it was made: the keys that come first are the near ones.
+/// @tparam Resource A resource, as that of the table.
+template <class Resource> struct to {
+  Resource* resource = nullptr;  ///< Where the memory comes from; it outlives the table.
+  std::size_t rows = 0;          ///< Rows, up to 2^30 with those on the device.
+};
+}  // namespace spill
 
 /// @brief What a table on a device has done.
 struct device_table_counts {
@@ -256,15 +273,17 @@ struct device_table_counts {
 /// sorted keys, all at once, and a key's gradients are summed in the order of the batch. So two runs agree to the bit.
 /// Every value of Key can be used: whether a slot is taken is kept apart from the key.
 ///
-/// State:   a record as in `sparse_table` and 8 bytes, for each row of the capacity.
+/// State:   a record as in `sparse_table` and 8 bytes, for each row of the capacity; of a spilled one the record lies in
+///          the policy's memory.
 /// Traffic: of a push per item: some 80 bytes of sorting, its gradient; per distinct key its record, read and written.
 ///          A thread works on a row, so rows of many weights are not read coalesced.
 /// Sync:    all calls enqueue; counts() waits. Calls must be in one queue, or ordered by events.
 /// Throws:  argument_error; what the backend and the resource throw.
 /// @tparam Backend `host` (device_table.hpp) or `cuda` (device_table.cuh). @tparam Key Any integer type.
 /// @tparam Row `row<Dim, Weight>`. @tparam Rule A table_rule. @tparam Initial How rows begin. @tparam Resource Memory.
+/// @tparam Spill `spill::none` or `spill::to<...>`.
 template <class Backend, class Key, class Row, class Rule, class Initial = initial::uniform,
-          class Resource = typename Backend::memory>
+          class Resource = typename Backend::memory, class Spill = spill::none>
 class device_table {
   static_assert(table_rule<Rule>, "heddle::device_table: Rule must be a table_rule; see docs/table.md");
   static_assert(table_initial<Initial>, "heddle::device_table: Initial must be a table_initial; see docs/table.md");
@@ -278,26 +297,40 @@ class device_table {
   using settings = device_table_settings<Rule, Initial>;  ///< What it is made from.
 
   /// @param s Settings. @param resource Where memory comes from; it outlives the table. @param q Queue.
-  device_table(const settings& s, Resource& resource, queue q) : settings_(s), resource_(&resource), queue_(q) {
+  /// @param spill Where rows go that find no room.
+  device_table(const settings& s, Resource& resource, queue q, const Spill& spill = {})
+      : settings_(s), resource_(&resource), queue_(q), spill_(spill) {
     if constexpr (requires { s.rule.check(); }) s.rule.check();
+    constexpr std::size_t most = std::size_t{1} << 30;
     const std::size_t capacity = s.capacity;
-    if (capacity < 1 || capacity > (std::size_t{1} << 30))
-      throw argument_error("heddle::device_table: capacity is " + std::to_string(capacity) + ", allowed is 1 to 2^30");
-    rows_.capacity = static_cast<std::uint32_t>(capacity);
+    if (capacity < 1 || capacity > most || spill.rows > most - capacity)
+      throw argument_error("heddle::device_table: capacity is " + std::to_string(capacity) + " and " +
+                           std::to_string(spill.rows) + " rows spill, allowed is 1 to 2^30 together");
+    rows_.near = static_cast<std::uint32_t>(capacity);
+    rows_.capacity = static_cast<std::uint32_t>(capacity + spill.rows);
     rows_.slot_count = 2 * rows_.capacity;
     records_at_ = detail::padded(sizeof(detail::device_counts));
     slots_at_ = records_at_ + detail::padded(capacity * layout::bytes);
-    bytes_ = slots_at_ + rows_.slot_count * sizeof(std::uint32_t);
-    memory_ = static_cast<std::byte*>(resource.allocate(q, bytes_, detail::temporary<Resource, queue>::alignment));
-    rows_.counts = reinterpret_cast<detail::device_counts*>(memory_);
-    rows_.records = memory_ + records_at_;
-    rows_.slots = reinterpret_cast<std::uint32_t*>(memory_ + slots_at_);
-    Backend::fill(reinterpret_cast<std::uint8_t*>(memory_), records_at_, std::uint8_t{0}, q);
-    Backend::fill(rows_.slots, rows_.slot_count, 0u, q);
+    bytes_ = slots_at_ + std::size_t{rows_.slot_count} * sizeof(std::uint32_t);
+    memory_ = static_cast<std::byte*>(resource.allocate(q, bytes_, alignment));
+    try {
+      if constexpr (spills) {
+        if (spill.rows != 0)
+          rows_.spilled = static_cast<std::byte*>(spill.resource->allocate(q, spilled_bytes(), alignment));
+      }
+      rows_.counts = reinterpret_cast<detail::device_counts*>(memory_);
+      rows_.records = memory_ + records_at_;
+      rows_.slots = reinterpret_cast<std::uint32_t*>(memory_ + slots_at_);
+      Backend::fill(reinterpret_cast<std::uint8_t*>(memory_), records_at_, std::uint8_t{0}, q);
+      Backend::fill(rows_.slots, rows_.slot_count, 0u, q);
+    } catch (...) {
+      release();
+      throw;
+    }
   }
   device_table(const device_table&) = delete;
   device_table& operator=(const device_table&) = delete;
-  ~device_table() { resource_->deallocate(queue_, memory_, bytes_, detail::temporary<Resource, queue>::alignment); }
+  ~device_table() { release(); }
 
   /// @brief Reads rows; makes those of keys that have none. @param keys n keys. @param n How many, below 2^32 - 1.
   /// @param out n times dim floats. @param q Queue. All pointers lie in the backend's memory.
@@ -340,10 +373,21 @@ class device_table {
     q.synchronize();
     return {c.rows, c.refused, c.rejected};
   }
-  /// Bytes held.
+  /// Bytes held on the device.
   std::size_t bytes() const noexcept { return bytes_; }
+  /// Bytes held where rows spill to.
+  std::size_t spilled_bytes() const noexcept { return spill_.rows * layout::bytes; }
 
  private:
+  static constexpr bool spills = !std::is_same_v<Spill, spill::none>;
+  static constexpr std::size_t alignment = detail::temporary<Resource, queue>::alignment;
+
+  void release() {
+    if constexpr (spills) {
+      if (rows_.spilled) spill_.resource->deallocate(queue_, rows_.spilled, spilled_bytes(), alignment);
+    }
+    resource_->deallocate(queue_, memory_, bytes_, alignment);
+  }
   // Sorts a batch, makes rows, and hands it to use(batch).
   template <class Use> void with_batch(const Key* keys, std::size_t n, queue q, Use use) {
     detail::check_pointer("device_table", keys, n);
@@ -384,6 +428,7 @@ class device_table {
   settings settings_;
   Resource* resource_;
   queue queue_;
+  [[maybe_unused]] Spill spill_;
   std::byte* memory_ = nullptr;
   std::size_t bytes_ = 0, records_at_ = 0, slots_at_ = 0;
   std::uint64_t steps_ = 0;
