@@ -332,7 +332,20 @@ TEST_CASE("initial values depend on seed, table, key and column alone") {  // T4
 
 TEST_CASE("threads grow a table while others read, and rows don't move") {  // T5
   hd::sparse_table<std::uint64_t, hd::row<dim>, hd::rule::sum, hd::initial::zero> t({.shard_bits = 4});
-  constexpr std::size_t per_thread = 20000;
+  constexpr std::size_t per_thread = 500'000;
+  keys_type old(16);  // their records are watched
+  for (std::size_t i = 0; i < old.size(); ++i) old[i] = 1'000'000'000 + i;
+  floats zeros(old.size() * dim);
+  t.pull(old, zeros);
+  const auto places = [&] {
+    std::map<std::uint64_t, const std::byte*> at;
+    t.for_each([&](const auto& r) {
+      if (r.key >= old[0]) at[r.key] = r.state.data();
+    });
+    return at;
+  };
+  const auto before = places();
+  CHECK(before.size() == 16);
   std::atomic<bool> done{false};
   std::atomic<int> torn{0};
   std::vector<std::thread> threads;
@@ -359,6 +372,7 @@ TEST_CASE("threads grow a table while others read, and rows don't move") {  // T
   done = true;
   reader.join();
   CHECK(torn == 0);
+  CHECK(places() == before);
   double sum = 0;
   t.for_each([&](const auto& r) { sum += r.weights[0]; });
   CHECK(sum == 2.0 * per_thread);
