@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <heddle/comm/mpi_messenger.hpp>
+#include <heddle/table/sharded_table.hpp>
+#include <heddle/table/table_server.hpp>
 
 #include "../comm/messenger_conformance.hpp"
 #include "support.hpp"
@@ -42,6 +44,56 @@ TEST_CASE("a messenger over MPI without a thread of its own") {
   o.thread = true;
   if (level < MPI_THREAD_SERIALIZED)
     CHECK_THROWS_AS(hd::mpi::messenger(o, MPI_COMM_WORLD), hd::mpi::thread_level_error);
+}
+
+TEST_CASE("a sharded table over MPI is the table of one process", "[threads]") {
+  if (world_size() < 2) return;
+  using table = hd::sparse_table<std::uint64_t, hd::row<4>, hd::rule::adagrad>;
+  const table::settings how{.seed = 2, .shard_bits = 3};
+  const int servers = world_size() / 2, workers = world_size() - servers, me = world_rank();
+  const auto keys_of = [](int w, int step) {
+    std::vector<std::uint64_t> k(30);
+    for (std::size_t i = 0; i < k.size(); ++i)
+      k[i] = hd::philox(4, static_cast<std::uint64_t>(10 * w + step), i).word[0] % 100;
+    return k;
+  };
+  constexpr int steps = 5;
+  std::uint64_t sum = 0, all = 0;
+  std::string text;
+  try {
+    hd::mpi::messenger m({}, MPI_COMM_WORLD);
+    if (me < servers) {
+      table part(hd::settings_of_server(how, me, servers));
+      hd::server_options o;
+      o.servers = servers;
+      o.workers = workers;
+      o.staleness = 0;
+      o.ordered = true;
+      hd::table_server(part, m, o).run();
+      sum = part.checksum();
+    } else {
+      hd::worker_options o;
+      o.servers = servers;
+      hd::sharded_table<table, hd::mpi::messenger> t(how, m, o);
+      std::vector<float> rows(120);
+      for (int s = 0; s < steps; ++s) {
+        t.pull(keys_of(me - servers, s), rows);
+        t.push(keys_of(me - servers, s), rows, {.lr = 0.1f});
+      }
+      t.finish();
+    }
+  } catch (const std::exception& e) {
+    text = e.what();
+  }
+  CHECK(text == "");
+  MPI_Allreduce(&sum, &all, 1, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
+  table alone(how);
+  for (int s = 0; s < steps; ++s) {
+    std::vector<std::vector<float>> rows(static_cast<std::size_t>(workers), std::vector<float>(120));
+    for (int w = 0; w < workers; ++w) alone.preview(keys_of(w, s), rows[static_cast<std::size_t>(w)]);
+    for (int w = 0; w < workers; ++w) alone.push(keys_of(w, s), rows[static_cast<std::size_t>(w)], {.lr = 0.1f});
+  }
+  CHECK(all == alone.checksum());
 }
 
 namespace {
