@@ -273,8 +273,8 @@ struct device_table_counts {
 /// sorted keys, all at once, and a key's gradients are summed in the order of the batch. So two runs agree to the bit.
 /// Every value of Key can be used: whether a slot is taken is kept apart from the key.
 ///
-/// State:   a record as in `sparse_table` and 8 bytes, for each row of the capacity; of a spilled one the record lies in
-///          the policy's memory.
+/// State:   a record as in `sparse_table` and 8 bytes, for each row of the capacity; a spilled one's record lies in the
+///          policy's memory.
 /// Traffic: of a push per item: some 80 bytes of sorting, its gradient; per distinct key its record, read and written.
 ///          A thread works on a row, so rows of many weights are not read coalesced.
 /// Sync:    all calls enqueue; counts() waits. Calls must be in one queue, or ordered by events.
