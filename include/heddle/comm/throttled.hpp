@@ -33,21 +33,22 @@ class throttled : public detail::wrapper<Comm> {
  public:
   /// @param inner The communicator underneath. @param cost Of every link.
   /// Throws: argument_error if a cost is negative.
-  throttled(Comm inner, link_cost cost) : throttled(std::move(inner), cost, std::make_shared<links>()) {
-    links_->busy_until.resize(static_cast<std::size_t>(this->size()));
-    if (!(cost.alpha >= 0.0) || !(cost.beta >= 0.0)) {
-      throw argument_error("heddle::throttled: alpha " + std::to_string(cost.alpha) + " s, beta " +
-                           std::to_string(cost.beta) + " s/byte; allowed is 0 or above");
-    }
+  throttled(Comm inner, link_cost cost) : throttled(std::move(inner), links{.intra = {cost}}) {}
+  /// @param inner The communicator underneath. @param costs Of links inside machines and between them; who shares them
+  /// isn't looked at.
+  /// Throws: argument_error if a cost is negative.
+  throttled(Comm inner, const links& costs) : throttled(std::move(inner), costs, std::make_shared<wires>()) {
+    wires_->busy_until.resize(static_cast<std::size_t>(this->size()));
+    costs.check();
   }
 
   /// A duplicate that shares the links.
-  throttled duplicate() { return {inner_.duplicate(), cost_, links_}; }
+  throttled duplicate() { return {inner_.duplicate(), costs_, wires_}; }
 
   /// Forwards, then sleeps until the links have carried what this rank sends and receives.
   template <class Apply>
   void exchange(header h, std::span<const outgoing> out, std::span<const incoming> in, Apply&& apply) {
-    const std::size_t ranks = links_->busy_until.size();
+    const std::size_t ranks = wires_->busy_until.size();
     stamps_.assign(2 * ranks, nothing);  // when messages to, then from, each rank are there
     const std::span<const outgoing> payloads = this->settled(out);
     out_.assign(payloads.begin(), payloads.end());
@@ -66,33 +67,34 @@ class throttled : public detail::wrapper<Comm> {
   }
 
  private:
-  struct links {
+  struct wires {
     std::mutex mutex;
     std::vector<clock::time_point> busy_until;  // of the links from this rank
   };
 
-  throttled(Comm inner, link_cost cost, std::shared_ptr<links> shared)
-      : detail::wrapper<Comm>(std::move(inner)), cost_(cost), links_(std::move(shared)) {}
+  throttled(Comm inner, const links& costs, std::shared_ptr<wires> shared)
+      : detail::wrapper<Comm>(std::move(inner)), costs_(costs), wires_(std::move(shared)) {}
 
   bool is_rank(int peer) const { return peer >= 0 && peer < this->size(); }
 
   // Lets the messages enter their links, and adds one to each peer that tells when they are there.
   void send(std::span<const outgoing> out) {
     const auto now = clock::now();
-    std::lock_guard lock(links_->mutex);
+    std::lock_guard lock(wires_->mutex);
     for (const outgoing& m : out) {
       if (!is_rank(m.peer)) return;
       const auto peer = static_cast<std::size_t>(m.peer);
-      clock::time_point& busy = links_->busy_until[peer];
+      const link_cost& cost = costs_.between(this->rank(), m.peer).cost;
+      clock::time_point& busy = wires_->busy_until[peer];
       busy = (std::max)(busy, now) + std::chrono::duration_cast<clock::duration>(std::chrono::duration<double>(
-                                         cost_.alpha + cost_.beta * static_cast<double>(m.bytes)));
+                                         cost.alpha + cost.beta * static_cast<double>(m.bytes)));
       if (stamps_[peer] == nothing) out_.push_back({m.peer, &stamps_[peer], sizeof busy, 1});
       stamps_[peer] = busy;
     }
   }
 
-  link_cost cost_;
-  std::shared_ptr<links> links_;
+  links costs_;
+  std::shared_ptr<wires> wires_;
   std::vector<clock::time_point> stamps_;
   std::vector<outgoing> out_;
   std::vector<incoming> in_;
