@@ -5,6 +5,7 @@
 #include "../support/catch.hpp"
 
 #include <heddle/compress/codecs.cuh>
+#include <heddle/compress/sparse.cuh>
 
 #include <cmath>
 #include <limits>
@@ -75,7 +76,120 @@ template <class Codec> void check(const Codec& codec, std::size_t n, bool feedba
   memory.deallocate(q, flag, 4, 256);
   q.synchronize();
 }
+
+// Arrays of the device, filled from the host and read back.
+template <class Value> class on_device {
+ public:
+  explicit on_device(std::vector<Value> v) : values_(std::move(v)) {
+    data_ = static_cast<Value*>(memory_.allocate({}, bytes(), 256));
+    hd::cuda::copy(values_.data(), data_, values_.size(), {});
+  }
+  on_device(const on_device&) = delete;
+  on_device& operator=(const on_device&) = delete;
+  ~on_device() { memory_.deallocate({}, data_, bytes(), 256); }
+  operator Value*() const { return data_; }
+  const std::vector<Value>& read() {
+    hd::cuda::copy(static_cast<const Value*>(data_), values_.data(), values_.size(), {});
+    hd::cuda::queue{}.synchronize();
+    return values_;
+  }
+
+ private:
+  std::size_t bytes() const { return (values_.empty() ? 1 : values_.size()) * sizeof(Value); }
+  hd::cuda::memory memory_;
+  std::vector<Value> values_;
+  Value* data_ = nullptr;
+};
+
+// Gradients of each kind on which a selection may go wrong.
+std::vector<std::vector<float>> hard_gradients(std::size_t n) {
+  std::mt19937 random(n);
+  std::vector<std::vector<float>> all(5, std::vector<float>(n, 0.0f));
+  for (std::size_t i = 0; i < n; ++i) {
+    all[0][i] = std::normal_distribution<float>()(random);
+    all[1][i] = i % 2 ? 3.0f : -3.0f;  // all equal
+    all[3][i] = i % 3 ? (i % 2 ? 0.0f : -0.0f) : 1e-42f;  // zeros and denormals
+    all[4][i] = static_cast<float>(i / 4);  // ties
+  }
+  return all;
+}
+
+void check_top_k(double density, const std::vector<float>& g, bool feedback) {
+  const hd::top_k codec{.density = density};
+  const hd::top_k_device device(codec);
+  const hd::encode_context x{.ranks = 2, .held_scale = 2.0f};
+  const std::size_t n = g.size(), k = device.entries(n);
+  std::vector<float> v(n), e(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    e[i] = feedback ? 0.25f * g[n - 1 - i] : 0.0f;
+    v[i] = feedback ? g[i] * 0.5f + e[i] * 2.0f : g[i] * 0.5f;
+  }
+  std::vector<std::byte> packet;
+  codec.encode({v.data(), n}, x, packet);
+  std::vector<float> expected(n, 0.0f);
+  codec.decode_add({packet.data(), packet.size()}, {expected.data(), n});
+
+  hd::cuda::memory pool;
+  on_device<float> dg(g), de(e), value(std::vector<float>(k, 0.0f)), sum(std::vector<float>(n, 0.0f));
+  on_device<std::uint32_t> index(std::vector<std::uint32_t>(k, 0u));
+  on_device<unsigned> flag({0u});
+  device.encode(dg, 1.0f, feedback ? static_cast<float*>(de) : nullptr, n, x, index, value, flag, pool, {});
+  device.add(index, value, n, sum, {});
+  CHECK(sum.read() == expected);
+  CHECK(flag.read() == std::vector<unsigned>{0u});
+  CHECK(std::is_sorted(index.read().begin(), index.read().end()));
+  if (!feedback) return;
+  device.hold(dg, 1.0f, de, n, x, index, {});
+  for (std::size_t i = 0; i < n; ++i) v[i] -= expected[i];
+  CHECK(de.read() == v);
+}
+
+void check_random_k(std::size_t n, bool feedback) {
+  const hd::random_k codec{.density = 0.1};
+  const hd::random_k_device device(codec);
+  const hd::encode_context x{.step = 3, .ranks = 2, .tensor = 7, .rank = 1, .held_scale = 2.0f};
+  std::vector<float> g = hard_gradients(n)[0], e(n);
+  for (std::size_t i = 0; i < n; ++i) e[i] = 0.25f * g[n - 1 - i];
+  on_device<float> dg(g), de(e), sums(std::vector<float>(device.picked(n), 0.0f));
+  on_device<unsigned> flag({0u});
+  float* const held = feedback ? static_cast<float*>(de) : nullptr;
+  device.send(dg, 0.5f, held, n, x, sums, flag, {});
+  std::vector<float> expected(device.picked(n));
+  float *const state[1] = {e.data()}, *const to[1] = {expected.data()};
+  const auto compare = [&](const auto& host) {
+    CHECK(host.send(0, {g.data(), n}, 0.5f, state, x, to));
+    CHECK(sums.read() == expected);
+    CHECK(flag.read() == std::vector<unsigned>{0u});
+    device.commit(dg, 0.5f, held, n, x, sums, {});
+    host.commit({g.data(), n}, 0.5f, state, x, to);
+    CHECK(dg.read() == g);
+    if (feedback) CHECK(de.read() == e);
+  };
+  if (feedback)
+    compare(hd::detail::carrier<hd::random_k, true>(codec));
+  else
+    compare(hd::detail::carrier<hd::random_k, false>(codec));
+}
 }  // namespace
+
+TEST_CASE("compress: top_k and random_k on the device pick what the host picks, and hold the rest") {
+  for (const std::size_t n : {0u, 1u, 17u, 1025u}) {
+    for (const double density : {1e-9, 0.1, 1.0}) {
+      for (const auto& g : hard_gradients(n)) check_top_k(density, g, density == 0.1);
+    }
+    for (const bool feedback : {false, true}) check_random_k(n, feedback);
+  }
+  hd::cuda::memory pool;
+  for (const float much : {NAN, std::numeric_limits<float>::max()}) {
+    on_device<float> g({1.0f, much, 1.0f}), value({0.0f}), sums({0.0f});
+    on_device<std::uint32_t> index({0u});
+    on_device<unsigned> one({0u}), two({0u});
+    hd::top_k_device(hd::top_k{.density = 0.3}).encode(g, 2.0f, nullptr, 3, {.ranks = 2}, index, value, one, pool, {});
+    hd::random_k_device(hd::random_k{.density = 0.3}).send(g, 2.0f, nullptr, 3, {.ranks = 2}, sums, two, {});
+    CHECK(one.read() == std::vector<unsigned>{1u});
+    CHECK(two.read() == std::vector<unsigned>{1u});
+  }
+}
 
 TEST_CASE("compress: codecs on the device write what the host reads, and hold the rest") {
   for (const std::size_t n : {0u, 1u, 7u, 64u, 65u, 1025u}) {

@@ -21,6 +21,10 @@ struct fed_value {
   HEDDLE_HD float operator()(std::size_t i) const { return e ? g[i] * share + e[i] * held : g[i] * share; }
 };
 
+inline fed_value fed(const float* g, float factor, const float* e, const encode_context& x) noexcept {
+  return {g, e, factor / static_cast<float>(x.ranks), x.held_scale, most_sent(x.ranks)};
+}
+
 template <class Codec> struct codec_scale;  // reduces a block to its scale
 template <> struct codec_scale<sign> {
   HEDDLE_HD static double join(double a, double b) { return a + b; }
@@ -159,15 +163,15 @@ template <class Codec> class codec_device {
     config.blockDim = dim3(detail::codec_threads);
     config.stream = q.stream;
     detail::check_cuda("codec_device::encode",
-                       cudaLaunchKernelEx(&config, detail::encode_blocks<Codec>, codec_, fed(g, factor, e, x), n,
-                                          numbers, payload, not_finite));
+                       cudaLaunchKernelEx(&config, detail::encode_blocks<Codec>, codec_, detail::fed(g, factor, e, x),
+                                          n, numbers, payload, not_finite));
   }
   /// @brief e becomes what the payload lacks.
   void hold(const float* g, float factor, float* e, std::size_t n, const encode_context& x, const std::byte* payload,
             cuda::queue q) const {
     for (const void* p : {static_cast<const void*>(g), static_cast<const void*>(payload), static_cast<const void*>(e)})
       detail::check_pointer("codec_device::hold", p, n);
-    cuda::for_each(n, detail::hold_rest<Codec>{codec_, fed(g, factor, e, x), payload, n, e}, q);
+    cuda::for_each(n, detail::hold_rest<Codec>{codec_, detail::fed(g, factor, e, x), payload, n, e}, q);
   }
   /// @brief sum[i] += element i of the payload.
   void decode_add(const std::byte* payload, float* sum, std::size_t n, cuda::queue q) const {
@@ -177,10 +181,6 @@ template <class Codec> class codec_device {
   }
 
  private:
-  static detail::fed_value fed(const float* g, float factor, const float* e, const encode_context& x) noexcept {
-    return {g, e, factor / static_cast<float>(x.ranks), x.held_scale, detail::most_sent(x.ranks)};
-  }
-
   Codec codec_;
 };
 

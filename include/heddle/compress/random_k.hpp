@@ -38,19 +38,26 @@ struct random_k {
     check();
     return detail::part_of(density, n);
   }
+  /// A picked element.
+  struct choice {
+    std::size_t index;  ///< Which.
+    std::size_t run;    ///< The length of its run.
+  };
+  /// The j-th of k picked of n elements, given the numbers that runs j and j ^ 1 share; on the host or a device.
+  HEDDLE_HD static choice chosen(std::size_t n, std::size_t k, std::size_t j, const philox4x32::block& words) {
+    const std::size_t length = n / k, longer = n % k, run = length + (j < longer ? 1 : 0);
+    const std::uint64_t word = std::uint64_t{words.word[j % 2 * 2]} << 32 | words.word[j % 2 * 2 + 1];
+    return {j * length + (j < longer ? j : longer) + static_cast<std::size_t>(word % run), run};
+  }
   /// Calls f(j, index, length of the run) for each.
   template <class Function> void pick(std::size_t n, const encode_context& x, Function&& f) const {
     const std::size_t k = picked(n, x);
-    if (k == 0) return;
-    const std::size_t length = n / k, longer = n % k;
     const std::uint64_t stream = random_stream(x.tensor, static_cast<std::uint32_t>(x.step));
     philox4x32::block words{};
-    for (std::size_t j = 0, begin = 0; j < k; ++j) {
-      const std::size_t run = length + (j < longer ? 1 : 0);
+    for (std::size_t j = 0; j < k; ++j) {
       if (j % 2 == 0) words = philox(seed, stream, j / 2);
-      const std::uint64_t word = std::uint64_t{words.word[j % 2 * 2]} << 32 | words.word[j % 2 * 2 + 1];
-      f(j, begin + static_cast<std::size_t>(word % run), static_cast<float>(run));
-      begin += run;
+      const choice c = chosen(n, k, j, words);
+      f(j, c.index, static_cast<float>(c.run));
     }
   }
   /// "random_k".
