@@ -10,6 +10,8 @@
 #include <heddle/optim/adam.hpp>
 #include <heddle/optim/adamw.hpp>
 #include <heddle/optim/ftrl.hpp>
+#include <heddle/optim/lamb.hpp>
+#include <heddle/optim/lars.hpp>
 #include <heddle/optim/multi_tensor.hpp>
 #include <heddle/optim/sgd.hpp>
 
@@ -101,6 +103,8 @@ TEST_CASE("optim: a pass over many tensors is the rule on each") {
   check<hd::cuda, hd::adamw, hd::bfloat16>({.weight_decay = 0.1f});
   check<hd::cuda, hd::adagrad, float>({.weight_decay = 0.1f});
   check<hd::cuda, hd::ftrl, float>({.l1 = 0.1f});
+  check<hd::cuda, hd::lars, float>({.weight_decay = 0.1f, .trust = 0.1f});
+  check<hd::cuda, hd::lamb, hd::bfloat16>({.weight_decay = 0.1f});
 }
 
 TEST_CASE("optim: the same on the host", "[host]") {

@@ -7,22 +7,6 @@
 namespace heddle {
 inline namespace v0 {
 
-namespace detail {
-/// @cond
-struct adam_step {
-  moments both;
-  float lr, decay;
-  HEDDLE_HD void scale(float rate, float factor) { lr *= rate, decay *= factor; }
-  HEDDLE_HD void operator()(float& p, const float& g, float& m, float& v) const {
-    float d = g + decay * p;
-    both.move(d, m, v);
-    both.direction(d, m, v);
-    p -= lr * d;
-  }
-};
-/// @endcond
-}  // namespace detail
-
 /// @brief Adaptive moments (Adam); weight decay, where asked, is a term of the gradient.
 ///
 ///     g = gradient + weight_decay p
@@ -49,20 +33,12 @@ struct adam {
 
   /// One step of an element.
   auto element_step(const update_context& x) const noexcept {
-    return detail::adam_step{detail::moments(*this, x), x.lr, weight_decay * x.decay_scale};
+    return detail::adam_step<false>{detail::moments(*this, x), x.lr, weight_decay * x.decay_scale};
   }
   /// One step of n elements.
   void update(float* parameter, const float* gradient, float* const* state, std::size_t n,
               const update_context& x) const noexcept {
-    const detail::moments both(*this, x);
-    const float lr = x.lr, decay = weight_decay * x.decay_scale;
-    const auto step = [=](auto& p, const auto& g, auto& m, auto& v) {
-      auto d = g + decay * p;
-      both.move(d, m, v);
-      both.direction(d, m, v);
-      p -= lr * d;
-    };
-    detail::update_elements(n, step, parameter, gradient, state[0], state[1]);
+    detail::update_elements(n, element_step(x), parameter, gradient, state[0], state[1]);
   }
   /// "adam".
   std::string name() const { return "adam"; }

@@ -7,22 +7,6 @@
 namespace heddle {
 inline namespace v0 {
 
-namespace detail {
-/// @cond
-struct adamw_step {
-  moments both;
-  float lr, decay;
-  HEDDLE_HD void scale(float rate, float factor) { lr *= rate, decay *= factor; }
-  HEDDLE_HD void operator()(float& p, const float& g, float& m, float& v) const {
-    both.move(g, m, v);
-    float d = g;
-    both.direction(d, m, v);
-    p -= lr * (d + decay * p);
-  }
-};
-/// @endcond
-}  // namespace detail
-
 /// @brief Adam with decoupled weight decay.
 ///
 ///     m = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g^2
@@ -49,20 +33,12 @@ struct adamw {
 
   /// One step of an element.
   auto element_step(const update_context& x) const noexcept {
-    return detail::adamw_step{detail::moments(*this, x), x.lr, weight_decay * x.decay_scale};
+    return detail::adam_step<true>{detail::moments(*this, x), x.lr, weight_decay * x.decay_scale};
   }
   /// One step of n elements.
   void update(float* parameter, const float* gradient, float* const* state, std::size_t n,
               const update_context& x) const noexcept {
-    const detail::moments both(*this, x);
-    const float lr = x.lr, decay = weight_decay * x.decay_scale;
-    const auto step = [=](auto& p, const auto& g, auto& m, auto& v) {
-      both.move(g, m, v);
-      auto d = g;
-      both.direction(d, m, v);
-      p -= lr * (d + decay * p);
-    };
-    detail::update_elements(n, step, parameter, gradient, state[0], state[1]);
+    detail::update_elements(n, element_step(x), parameter, gradient, state[0], state[1]);
   }
   /// "adamw".
   std::string name() const { return "adamw"; }

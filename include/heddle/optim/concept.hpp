@@ -59,6 +59,14 @@ concept has_element_step = requires(const Rule& r, const update_context& x, floa
   r.element_step(x);
   r.element_step(x).scale(factor, factor);
 };
+/// Has `layer_step(context)`: the same for a layerwise rule, in halves. f.advance(parameter, gradient, state...) moves
+/// what doesn't depend on norms, f.direction(parameter, gradient, state...) is the number whose squares are added up,
+/// f.ratio(squares of the parameter, of the direction) what f.apply(parameter, gradient, state..., ratio) then takes.
+template <class Rule>
+concept has_layer_step = requires(const Rule& r, const update_context& x, float factor) {
+  { r.layer_step(x).ratio(0.0, 0.0) } -> std::convertible_to<double>;
+  r.layer_step(x).scale(factor, factor);
+};
 /// Says `derives_parameter`: a parameter is a function of the rule's state, so what others do to it is forgotten. Then
 /// no mode may average or share parameters.
 template <class Rule>

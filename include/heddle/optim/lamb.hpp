@@ -11,6 +11,29 @@
 namespace heddle {
 inline namespace v0 {
 
+namespace detail {
+/// @cond
+struct lamb_step {
+  moments both;
+  float lr, decay;
+  bool adapts = true;
+  HEDDLE_HD void scale(float rate, float factor) { lr *= rate, decay *= factor, adapts = factor != 0.0f; }
+  HEDDLE_HD void advance(const float&, const float& g, float& m, float& v) const { both.move(g, m, v); }
+  HEDDLE_HD float direction(const float& p, const float&, const float& m, const float& v) const {
+    float r = 0.0f;
+    both.direction(r, m, v);
+    return r + decay * p;
+  }
+  HEDDLE_HD double ratio(double parameter, double direct) const {
+    return parameter > 0.0 && direct > 0.0 && adapts ? ::sqrt(parameter / direct) : 1.0;
+  }
+  HEDDLE_HD void apply(float& p, const float& g, float& m, float& v, double ratio) const {
+    p -= static_cast<float>(static_cast<double>(lr) * ratio) * direction(p, g, m, v);
+  }
+};
+/// @endcond
+}  // namespace detail
+
 /// @brief Layer-wise adaptive moments: the direction of AdamW, with a step as long, tensor by tensor, as lr times the
 /// parameter.
 ///
@@ -55,9 +78,13 @@ struct lamb {
   }
   /// What the direction is multiplied by besides the rate.
   double ratio(const layer_squares& all, const update_context& x) const noexcept {
-    return all.parameter > 0.0 && all.direction > 0.0 && x.decay_scale != 0.0f
-               ? std::sqrt(all.parameter / all.direction)
-               : 1.0;
+    return layer_step(x).ratio(all.parameter, all.direction);
+  }
+  /// One step of an element, in halves.
+  detail::lamb_step layer_step(const update_context& x) const noexcept {
+    detail::lamb_step s{detail::moments(*this, x), x.lr, weight_decay};
+    s.scale(1.0f, x.decay_scale);
+    return s;
   }
   /// Moves the parameter of a part, given the squares of the whole tensor.
   void apply(float* parameter, const float*, float* const* state, std::size_t n, const update_context& x,

@@ -2,14 +2,36 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <heddle/core/detail/elementwise.hpp>
 #include <heddle/core/detail/squares.hpp>
 #include <heddle/optim/concept.hpp>
-#include <heddle/optim/detail/elementwise.hpp>
 
 #include <cmath>
 
 namespace heddle {
 inline namespace v0 {
+
+namespace detail {
+/// @cond
+struct lars_step {
+  float lr, momentum, decay;
+  double trust;
+  bool adapts = true;
+  HEDDLE_HD void scale(float rate, float factor) { lr *= rate, decay *= factor, adapts = factor != 0.0f; }
+  HEDDLE_HD void advance(const float&, const float&, float&) const {}
+  HEDDLE_HD float direction(const float&, const float& g, const float&) const { return g; }
+  HEDDLE_HD double ratio(double parameter, double gradient) const {
+    const double p = ::sqrt(parameter), g = ::sqrt(gradient);
+    return p > 0.0 && g > 0.0 && adapts ? trust * p / (g + static_cast<double>(decay) * p) : 1.0;
+  }
+  HEDDLE_HD void apply(float& p, const float& g, float& v, double ratio) const {
+    const float rate = static_cast<float>(static_cast<double>(lr) * ratio);
+    v = momentum * v + rate * (g + decay * p);
+    p -= v;
+  }
+};
+/// @endcond
+}  // namespace detail
 
 /// @brief Layer-wise adaptive rate scaling: momentum SGD whose rate is scaled, tensor by tensor, to the size of the
 /// parameter over that of the gradient.
@@ -45,8 +67,13 @@ struct lars {
   }
   /// What the rate is multiplied by.
   double ratio(const layer_squares& all, const update_context& x) const noexcept {
-    const double p = std::sqrt(all.parameter), g = std::sqrt(all.direction), decay = weight_decay;
-    return p > 0.0 && g > 0.0 && x.decay_scale != 0.0f ? trust * p / (g + decay * x.decay_scale * p) : 1.0;
+    return layer_step(x).ratio(all.parameter, all.direction);
+  }
+  /// One step of an element, in halves.
+  detail::lars_step layer_step(const update_context& x) const noexcept {
+    detail::lars_step s{x.lr, momentum, weight_decay, static_cast<double>(trust)};
+    s.scale(1.0f, x.decay_scale);
+    return s;
   }
   /// Moves a part, given the squares of the whole tensor.
   void apply(float* parameter, const float* gradient, float* const* state, std::size_t n, const update_context& x,

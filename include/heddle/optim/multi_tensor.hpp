@@ -47,19 +47,19 @@ HEDDLE_HD std::size_t find_row(const update_row<Element>* rows, std::size_t tens
   return low;
 }
 
-template <class Step, class Element, int Slots> struct update_one {
+// f(tensor, its step, parameter, gradient, state...) for an element; where it `moves` the parameter, a 16-bit one is
+// written, too.
+template <class Step, class Element, int Slots> struct update_table {
   static constexpr bool narrow = !std::is_same_v<Element, float>;
   const update_row<Element>* rows;
   std::size_t tensors, total;
   float* state;
   Step step;
-  float lr, scale;
+  float scale;
 
-  template <class... State> HEDDLE_HD void apply(float& p, float g, const Step& s, State&... slots) const {
-    s(p, g, slots...);
-  }
-  HEDDLE_HD void operator()(std::size_t i) const {
-    const update_row<Element>& row = rows[find_row(rows, tensors, i)];
+  template <class Function> HEDDLE_HD void with(std::size_t i, bool moves, const Function& f) const {
+    const std::size_t tensor = find_row(rows, tensors, i);
+    const update_row<Element>& row = rows[tensor];
     Step s = step;
     s.scale(row.item.lr_scale, row.item.decay_scale);
     const std::size_t at = i - row.begin;
@@ -71,12 +71,71 @@ template <class Step, class Element, int Slots> struct update_one {
     else
       p = row.item.parameter + at;
     if constexpr (Slots == 0)
-      s(*p, g);
+      f(tensor, s, *p, g);
     else if constexpr (Slots == 1)
-      s(*p, g, slot[0]);
+      f(tensor, s, *p, g, slot[0]);
     else
-      s(*p, g, slot[0], slot[total]);
-    if constexpr (narrow) row.item.parameter[at] = Element(*p);
+      f(tensor, s, *p, g, slot[0], slot[total]);
+    if constexpr (narrow) {
+      if (moves) row.item.parameter[at] = Element(*p);
+    }
+  }
+};
+
+template <class Step, class Element, int Slots> struct update_one {
+  struct whole {
+    template <class... State>
+    HEDDLE_HD void operator()(std::size_t, const Step& s, float& p, float g, State&... slots) const {
+      s(p, g, slots...);
+    }
+  };
+  update_table<Step, Element, Slots> table;
+  HEDDLE_HD void operator()(std::size_t i) const { table.with(i, true, whole{}); }
+};
+
+// The halves of a layerwise rule.
+template <class Step, class Element, int Slots> struct advance_one {
+  struct first {
+    template <class... State>
+    HEDDLE_HD void operator()(std::size_t, const Step& s, float& p, float g, State&... slots) const {
+      s.advance(p, g, slots...);
+    }
+  };
+  update_table<Step, Element, Slots> table;
+  HEDDLE_HD void operator()(std::size_t i) const { table.with(i, false, first{}); }
+};
+template <class Step, class Element, int Slots> struct square_one {
+  struct look {
+    layer_squares* to;
+    template <class... State>
+    HEDDLE_HD void operator()(std::size_t, const Step& s, float& p, float g, State&... slots) const {
+      const double a = static_cast<double>(p), b = static_cast<double>(s.direction(p, g, slots...));
+      to->parameter = a * a, to->direction = b * b;
+    }
+  };
+  update_table<Step, Element, Slots> table;
+  std::size_t begin;
+  HEDDLE_HD layer_squares operator()(std::size_t i) const {
+    layer_squares s{};
+    table.with(begin + i, false, look{&s});
+    return s;
+  }
+};
+template <class Step, class Element, int Slots> struct apply_one {
+  struct second {
+    const layer_squares* squares;
+    template <class... State>
+    HEDDLE_HD void operator()(std::size_t tensor, const Step& s, float& p, float g, State&... slots) const {
+      s.apply(p, g, slots..., s.ratio(squares[tensor].parameter, squares[tensor].direction));
+    }
+  };
+  update_table<Step, Element, Slots> table;
+  const layer_squares* squares;
+  HEDDLE_HD void operator()(std::size_t i) const { table.with(i, true, second{squares}); }
+};
+struct add_squares {
+  HEDDLE_HD layer_squares operator()(const layer_squares& a, const layer_squares& b) const {
+    return {a.parameter + b.parameter, a.direction + b.direction};
   }
 };
 
@@ -115,7 +174,9 @@ struct add_doubles {
 /// State:   that of the rule; 4 bytes more per element with 16-bit parameters.
 /// Traffic: that of the rule; with 16-bit parameters and gradients 20 bytes per element for sgd with momentum, 28 for
 ///          adamw: the least possible. 2 or 4 bytes read for `squares`.
-/// Order:   after the exchange of gradients. Rules with element_step(); lars and lamb have none.
+///          Layerwise rules (lars, lamb) take a pass more for their norms, one launch a tensor: 28 and 48 bytes per
+///          element in float.
+/// Order:   after the exchange of gradients. Rules with element_step() or layer_step().
 /// Sync:    the constructor synchronises the queue, everything else only enqueues.
 /// Throws:  argument_error for null pointers with a count, or numbers outside their range; what the resource throws.
 /// @tparam Backend host or cuda. @tparam Rule An update rule. @tparam Element float, float16 or bfloat16.
@@ -123,8 +184,9 @@ struct add_doubles {
 template <class Backend, class Rule, class Element = float, class Resource = typename Backend::memory>
 class multi_tensor {
   static_assert(backend<Backend>, "heddle::multi_tensor: the first argument must be a backend; see docs/core.md");
-  static_assert(optimizer<Rule> && has_element_step<Rule>,
-                "heddle::multi_tensor: the rule must have slots, update() and element_step(); see docs/optim.md");
+  static_assert(optimizer<Rule> && (has_element_step<Rule> || has_layer_step<Rule>),
+                "heddle::multi_tensor: the rule must have slots, update() and element_step() or layer_step(); see "
+                "docs/optim.md");
   static_assert(Rule::slots >= 0 && Rule::slots <= 2, "heddle::multi_tensor: a rule has at most two slots");
   static constexpr bool narrow = !std::is_same_v<Element, float>;
   static constexpr int slots = Rule::slots + narrow;  // the last one: parameters in float
@@ -138,16 +200,20 @@ class multi_tensor {
       : rule_(rule),
         tensors_(items.size()),
         total_(sum(items)),
+        resource_(&resource),
         table_(resource, q, (items.size() + 1) * sizeof(row)),
-        state_(resource, q, total_ * slots * sizeof(float)) {
+        state_(resource, q, total_ * slots * sizeof(float)),
+        squares_(resource, q, has_layer_step<Rule> ? items.size() * sizeof(layer_squares) : 0) {
     if constexpr (requires { rule.check(); }) rule.check();
     std::vector<row> rows;
     std::size_t at = 0;
     for (const update_item<Element>& item : items) {
       rows.push_back({item, at});
+      begins_.push_back(at);
       at += item.count;
     }
     rows.push_back({{}, at});
+    begins_.push_back(at);
     Backend::copy(rows.data(), this->rows(), rows.size(), q);
     Backend::fill(state(0), total_ * Rule::slots, 0.0f, q);
     if constexpr (narrow) {
@@ -179,11 +245,23 @@ class multi_tensor {
       throw argument_error("heddle::multi_tensor::step: lr " + std::to_string(lr) + ", scale " + std::to_string(scale) +
                            "; allowed are finite numbers of 0 or above");
     }
-    const auto one = rule_.element_step(update_context{.lr = lr, .step = steps_});
-    using step_type = std::remove_const_t<decltype(one)>;
-    Backend::for_each(
-        total_, detail::update_one<step_type, Element, Rule::slots>{rows(), tensors_, total_, state(0), one, lr, scale},
-        q);
+    const update_context x{.lr = lr, .step = steps_};
+    if constexpr (has_element_step<Rule>) {
+      const auto one = rule_.element_step(x);
+      using step_type = std::remove_const_t<decltype(one)>;
+      Backend::for_each(total_, detail::update_one<step_type, Element, Rule::slots>{table(one, scale)}, q);
+    } else {
+      const auto one = rule_.layer_step(x);
+      using step_type = std::remove_const_t<decltype(one)>;
+      auto* const squares = reinterpret_cast<layer_squares*>(squares_.data());
+      Backend::for_each(total_, detail::advance_one<step_type, Element, Rule::slots>{table(one, scale)}, q);
+      for (std::size_t t = 0; t < tensors_; ++t) {
+        Backend::transform_reduce(begins_[t + 1] - begins_[t], layer_squares{}, detail::add_squares{},
+                                  detail::square_one<step_type, Element, Rule::slots>{table(one, scale), begins_[t]},
+                                  squares + t, *resource_, q);
+      }
+      Backend::for_each(total_, detail::apply_one<step_type, Element, Rule::slots>{table(one, scale), squares}, q);
+    }
     ++steps_;
   }
 
@@ -199,12 +277,17 @@ class multi_tensor {
     }
     return n;
   }
+  template <class Step> detail::update_table<Step, Element, Rule::slots> table(const Step& one, float scale) noexcept {
+    return {rows(), tensors_, total_, state(0), one, scale};
+  }
   const row* rows() const noexcept { return reinterpret_cast<const row*>(table_.data()); }
   row* rows() noexcept { return reinterpret_cast<row*>(table_.data()); }
 
   Rule rule_;
   std::size_t tensors_, total_;
-  detail::temporary<Resource, queue_type> table_, state_;
+  std::vector<std::size_t> begins_;  // of the tensors, and where the last one ends
+  Resource* resource_;
+  detail::temporary<Resource, queue_type> table_, state_, squares_;
   std::size_t steps_ = 0;
 };
 

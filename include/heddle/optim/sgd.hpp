@@ -3,7 +3,7 @@
 #pragma once
 
 #include <heddle/optim/concept.hpp>
-#include <heddle/optim/detail/elementwise.hpp>
+#include <heddle/core/detail/elementwise.hpp>
 
 namespace heddle {
 inline namespace v0 {

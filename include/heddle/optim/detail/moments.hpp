@@ -3,7 +3,7 @@
 #pragma once
 
 #include <heddle/optim/concept.hpp>
-#include <heddle/optim/detail/elementwise.hpp>
+#include <heddle/core/detail/elementwise.hpp>
 
 #include <cmath>
 
@@ -50,6 +50,29 @@ class moments {
  private:
   float b1_, b2_, eps_, c1_ = 1.0f, c2_ = 1.0f;
 };
+
+/// @cond
+// One step of an element, or of eight on the host: weight decay is a term of the gradient, or Decoupled from it.
+template <bool Decoupled> struct adam_step {
+  moments both;
+  float lr, decay;
+  HEDDLE_HD void scale(float rate, float factor) { lr *= rate, decay *= factor; }
+  HEDDLE_HD void operator()(float& p, const float& g, float& m, float& v) const {
+    float d = Decoupled ? g : g + decay * p;
+    both.move(d, m, v);
+    both.direction(d, m, v);
+    p -= lr * (Decoupled ? d + decay * p : d);
+  }
+  template <class Value> void operator()(Value& p, const Value& g, Value& m, Value& v) const {
+    Value d = g;
+    if constexpr (!Decoupled) d += decay * p;
+    both.move(d, m, v);
+    both.direction(d, m, v);
+    if constexpr (Decoupled) d += decay * p;
+    p -= lr * d;
+  }
+};
+/// @endcond
 
 }  // namespace detail
 }  // namespace v0
