@@ -96,17 +96,9 @@ struct dgc {
   template <class Allocator>
   void encode(slice<const float> g, float factor, float* const* state, const encode_context& x,
               std::vector<std::byte, Allocator>& packet) const {
-    const goal want = aim(g.count, x);
-    const detail::dgc_rule rule(factor, x);
-    const detail::dgc_tensor t{g.data, x.parameter, state[0], state[1]};
-    const std::uint32_t from = begin(rule, t, g.count, want, state[2], x);
-    detail::largest found(g.count, want.most, from);
-    const std::uint32_t peak = detail::dgc_pass<false>(rule, t, g.count, found);
+    std::uint32_t peak = 0;
+    detail::largest found = search<false>(g, factor, state, x, peak);
     if (!small_enough(peak, x)) return append_flagged(packet);
-    if (found.count() < want.fewest && from > 1) {
-      found = detail::largest(g.count, want.most, 1);
-      detail::dgc_pass<false>(rule, t, g.count, found);
-    }
     append(g.count, found, packet);
   }
 
@@ -139,16 +131,8 @@ struct dgc {
   template <class Allocator>
   void fused(slice<const float> g, float factor, float* const* state, const encode_context& x,
              std::vector<std::byte, Allocator>& packet) const {
-    const goal want = aim(g.count, x);
-    const detail::dgc_rule rule(factor, x);
-    const detail::dgc_tensor t{g.data, x.parameter, state[0], state[1]};
-    const std::uint32_t from = begin(rule, t, g.count, want, state[2], x);
-    detail::largest found(g.count, want.most, from);
-    const std::uint32_t peak = detail::dgc_pass<true>(rule, t, g.count, found);
-    if (found.count() < want.fewest && from > 1) {
-      found = detail::largest(g.count, want.most, 1);
-      detail::offer_all(state[1], g.count, found);
-    }
+    std::uint32_t peak = 0;
+    detail::largest found = search<true>(g, factor, state, x, peak);
     const std::size_t at = packet.size();
     append(g.count, found, packet);
     release(g.count, state, x, {packet.data() + at, packet.size() - at}, peak);
@@ -169,9 +153,11 @@ struct dgc {
   /// @brief Dense phase: turns the mean gradient (scaled already) into the update of momentum SGD, U being its
   /// velocity.
   void correct(slice<float> g, float* const* state, const encode_context& x) const noexcept {
-    for (std::size_t i = 0; i < g.count; ++i) {
-      g[i] = move_dense(i, g[i], state[0][i], x);
-      state[2][1] = (std::max)(state[2][1], std::fabs(state[0][i]));
+    constexpr std::size_t block = 2048;  // still in cache when its largest magnitude is looked for
+    for (std::size_t i = 0, n = 0; i < g.count; i += n) {
+      n = (std::min)(block, g.count - i);
+      detail::dgc_dense(g.data + i, x.parameter ? x.parameter + i : nullptr, state[0] + i, n, x);
+      state[2][1] = (std::max)(state[2][1], std::bit_cast<float>(detail::peak_bits(state[0] + i, n)));
     }
   }
   /// @brief Whether that leaves float's range nowhere, what `release` adds included.
@@ -184,9 +170,9 @@ struct dgc {
     if (fits((std::max)(reach(state[0], g.count, 1.0f), reach(state[1], g.count, 1.0f)))) return true;
     bool good = true;
     for (std::size_t i = 0; i < g.count; ++i) {
-      float u = state[0][i];
-      const float moved = move_dense(i, g[i], u, x) + state[1][i] * static_cast<float>(x.ranks);
-      good &= std::isfinite(u) && std::isfinite(moved);
+      float u = state[0][i], moved = g[i];
+      detail::dgc_dense(&moved, x.parameter ? x.parameter + i : nullptr, &u, 1, x);
+      good &= std::isfinite(u) && std::isfinite(moved + state[1][i] * static_cast<float>(x.ranks));
     }
     return good;
   }
@@ -207,12 +193,24 @@ struct dgc {
   static bool small_enough(std::uint32_t peak, const encode_context& x) noexcept {
     return std::bit_cast<float>(peak) <= detail::most_sent(x.ranks);  // false for NaN
   }
-  // Moves u of element i, of which g is the mean; the update.
-  static float move_dense(std::size_t i, float g, float& u, const encode_context& x) noexcept {
-    const float share = 1.0f / static_cast<float>(x.ranks), all = static_cast<float>(x.ranks);
-    const float mean = (g + (x.parameter ? x.weight_decay * x.parameter[i] : 0.0f)) * share;
-    u = x.nesterov ? x.momentum * (u + mean) : x.momentum * u + mean;
-    return (x.nesterov ? u + mean : u) * all;
+  // The pass that finds what is to be sent, and the largest magnitude; with Write U and V move. Where a threshold was too
+  // high, once more.
+  template <bool Write>
+  detail::largest search(slice<const float> g, float factor, float* const* state, const encode_context& x,
+                         std::uint32_t& peak) const {
+    const goal want = aim(g.count, x);
+    const detail::dgc_rule rule(factor, x);
+    const detail::dgc_tensor t{g.data, x.parameter, state[0], state[1]};
+    const std::uint32_t from = begin(rule, t, g.count, want, state[2], x);
+    detail::largest found(g.count, want.most, from);
+    peak = detail::dgc_pass<Write>(rule, t, g.count, found);
+    if (found.count() >= want.fewest || from <= 1 || (!Write && !small_enough(peak, x))) return found;
+    found = detail::largest(g.count, want.most, 1);
+    if constexpr (Write)
+      detail::offer_all(state[1], g.count, found);
+    else
+      detail::dgc_pass<false>(rule, t, g.count, found);
+    return found;
   }
   // How many entries of a tensor are wanted, and allowed.
   struct goal {

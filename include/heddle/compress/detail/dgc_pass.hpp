@@ -4,6 +4,7 @@
 
 #include <heddle/compress/concept.hpp>
 #include <heddle/compress/detail/largest.hpp>
+#include <heddle/core/detail/elementwise.hpp>
 
 namespace heddle {
 inline namespace v0 {
@@ -111,6 +112,26 @@ std::uint32_t dgc_pass(const dgc_rule& r, const dgc_tensor& t, std::size_t n, La
   if (best_isa() != isa::portable) return dgc_avx2<Write>(r, t, n, out);
 #endif
   return dgc_scalar<Write>(r, t, 0, n, out);
+}
+
+// A step of the dense phase: g, the mean gradient, becomes the update of momentum SGD, of which u is the velocity over
+// the number of ranks; w is null without weight decay.
+inline void dgc_dense(float* g, const float* w, float* u, std::size_t n, const encode_context& x) noexcept {
+  const float all = static_cast<float>(x.ranks), share = 1.0f / all, momentum = x.momentum, decay = x.weight_decay;
+  const bool ahead = x.nesterov;
+  const auto move = [=](auto& update, const auto& mean, auto& velocity) {
+    const auto mine = mean * share;
+    velocity = ahead ? momentum * (velocity + mine) : momentum * velocity + mine;
+    update = (ahead ? velocity + mine : velocity) * all;
+  };
+  const auto decayed = [=](auto& update, const auto& parameter, auto& velocity) {
+    const auto mean = update + decay * parameter;
+    move(update, mean, velocity);
+  };
+  if (w)
+    update_elements(n, decayed, g, w, u);
+  else
+    update_elements(n, move, g, g, u);
 }
 
 // A magnitude's bits that about `wanted` of n elements reach after this step, from a sample of at most n elements, one
