@@ -92,8 +92,8 @@ template <class Compressor>
 concept has_correct = requires(const Compressor& c, slice<float> g, float* const* state, const encode_context& x) {
   c.correct(g, state, x);
 };
-/// Has `fits_dense(gradient, state, context)`: whether `correct` leaves float's range nowhere; the same on all ranks,
-/// which hold equal state of a tensor that travels dense.
+/// Has `fits_dense(gradient, state, context)`: whether `correct`, and `release`, leave float's range nowhere; false for
+/// a gradient that isn't finite. The same on all ranks, which hold equal state of a tensor that travels dense.
 template <class Compressor>
 concept has_fits_dense =
     requires(const Compressor& c, slice<const float> g, float* const* state, const encode_context& x) {

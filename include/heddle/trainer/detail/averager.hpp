@@ -254,6 +254,8 @@ template <class Strategy, class Comm> class averager : public exchange_kind<Stra
           return all_.carrier().fits_dense(g, state, x);
         });
       }
+    } else if constexpr (holds) {
+      for (std::size_t i = b.range.first; i < b.range.last; ++i) b.finite &= all_.sends(i) || all_.fits_release(i);
     }
     if constexpr (holds) b.finite &= held_.run(bucket, comm);
   }

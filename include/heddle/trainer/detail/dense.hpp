@@ -178,7 +178,7 @@ template <class Strategy, class Comm> class dense_exchange {
         if (all_.factor(i) != 1.0f) convert_scaled(g.data, g.data, g.count, all_.factor(i));
       }
       reduce(b, comm, start);
-      return shards || all_finite(start, b.reduce->count());
+      return shards || has_fits_dense<typename kind::carrier_type> || all_finite(start, b.reduce->count());
     }
     if constexpr (std::is_same_v<codec_type, typename kind::compressor_type>)
       return copy_through(b, last_of(all_.plan().compressor), comm);

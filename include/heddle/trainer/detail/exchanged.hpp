@@ -219,6 +219,19 @@ template <class Strategy> class exchanged {
         with_whole(i, [&](auto mean, auto state, const auto& x) { carrier_.release(mean, state, x); });
     }
   }
+  // Whether its mean stays finite by that: tried on copies.
+  bool fits_release(std::size_t i) const {
+    if constexpr (has_release<typename kind::carrier_type>) {
+      if (!held_->strays()) return true;
+      float* state[kind::slots + 1];
+      const auto copy = held_->copy(i, state);
+      const slice<float> g = gradient(i);
+      typename kind::template list<float> mean(g.begin(), g.end());
+      carrier_.release({mean.data(), mean.size()}, state, context_of(i));
+      return all_finite(mean.data(), mean.size());
+    }
+    return (void)i, true;
+  }
 
   void count_sent(std::size_t elements) noexcept { elements_sent_ += elements; }
   std::uint64_t elements_sent() const noexcept { return elements_sent_; }

@@ -46,6 +46,18 @@ template <class Memory> class held_state {
     to[slots_] = values_.data() + slots_ * elements_ + p.extra_at;
   }
 
+  // A copy of the state of a tensor that is here as a whole, and pointers to it.
+  std::vector<float> copy(std::size_t tensor, float** to) const {
+    const held_part& p = *first_of(tensor);
+    std::vector<float> all(slots_ * p.count + p.extra);
+    for (std::size_t k = 0; k <= slots_; ++k) {
+      to[k] = all.data() + k * p.count;
+      std::copy_n(values_.data() + k * elements_ + (k < slots_ ? p.at : p.extra_at), k < slots_ ? p.count : p.extra,
+                  to[k]);
+    }
+    return all;
+  }
+
   // What is here of a slot of a tensor, part after part.
   slice<const float> view(std::size_t tensor, std::size_t slot) const noexcept {
     std::size_t n = 0;
