@@ -36,11 +36,9 @@ inline vision::pictures images() {
 
 /// What links of that rate cost, between machines of `node` ranks, or between all ranks; 0 bytes per second: no limit.
 inline hd::links links_of(double bytes_per_second, int node = 0) {
-  hd::links l;
-  l.node = node;
-  (node ? l.inter : l.intra) = {{bytes_per_second > 0.0 ? 50e-6 : 0.0, bytes_per_second > 0.0 ? 1.0 / bytes_per_second : 0.0},
-                                hd::sharing::pair};
-  return l;
+  hd::link_class slow{.shared = hd::sharing::pair};
+  if (bytes_per_second > 0.0) slow.cost = {50e-6, 1.0 / bytes_per_second};
+  return node ? hd::links{.inter = slow, .node = node} : hd::links{.intra = slow};
 }
 
 /// Trains on the ranks of `comm` until the loss, averaged over ranks and the last 20 steps, is below 0.55.
