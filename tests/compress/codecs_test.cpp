@@ -290,6 +290,28 @@ TEST_CASE("sign sends the mean magnitude of a block with each sign; quantize is 
   for (std::size_t i = 0; i < n; ++i) CHECK(std::fabs(q.sum[i] - g[0][i]) <= 0.5001f * most / 127.0f);
 }
 
+TEST_CASE("quantize rounds each element by itself, by whichever loop") {
+  const auto check = [](const auto& c) {
+    std::mt19937 random(5);
+    for (const std::size_t n : {1u, 15u, 16u, 17u, 1025u}) {
+      std::vector<float> v(n);
+      for (float& x : v) x = random() % 8 ? std::normal_distribution<float>()(random) : -0.0f;
+      std::vector<std::byte> payload;
+      c.encode({v.data(), n}, {.step = 3, .tensor = 5, .rank = 1}, payload);
+      for (std::size_t i = 0; i < n; ++i) {
+        const float scale = reinterpret_cast<const float*>(payload.data())[i / c.block];
+        const std::uint32_t word = hd::philox(c.seed_of(1), hd::random_stream(5, 3), i / 4).word[i % 4];
+        const int whole = c.whole_of(v[i], scale > 0.0f ? 1.0 / static_cast<double>(scale) : 0.0, word);
+        CHECK(c.value(payload.data(), n, i) == static_cast<float>(whole) * scale);
+      }
+    }
+  };
+  check(hd::quantize<8>{.block = 256});
+  check(hd::quantize<4>{.block = 40});
+  check(hd::quantize<8, hd::rounding::nearest>{.block = 24});
+  check(hd::quantize<4, hd::rounding::nearest>{.block = 64});
+}
+
 TEST_CASE("zeros, denormal numbers and huge ones pass through every codec without NaN") {
   for (const float scale : {0.0f, 1e-40f, 1e30f}) {
     std::mt19937 random(3);

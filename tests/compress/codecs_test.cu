@@ -191,6 +191,29 @@ TEST_CASE("compress: top_k and random_k on the device pick what the host picks, 
   }
 }
 
+TEST_CASE("compress: casts on the device give the host's bits") {
+  const auto check = [](auto wire) {
+    using element = decltype(wire);
+    for (const std::size_t n : {0u, 1u, 1025u}) {
+      std::vector<float> g = hard_gradients(n)[0];
+      if (n > 4) g[1] = 1e9f, g[2] = 1e-9f, g[3] = -0.0f, g[4] = std::numeric_limits<float>::infinity();
+      std::vector<element> expected(n);
+      hd::cast<element>{}.encode({g.data(), n}, expected.data(), 0.3f);
+      on_device<float> from(g);
+      on_device<element> to((std::vector<element>(n)));
+      const hd::cast_device<element> device;
+      device.encode(from, to, n, 0.3f, {});
+      const std::vector<element>& got = to.read();
+      for (std::size_t i = 0; i < n; ++i) CHECK(got[i].bits == expected[i].bits);
+      device.decode(to, from, n, {});
+      hd::cast<element>{}.decode(expected.data(), {g.data(), n});
+      CHECK(from.read() == g);
+    }
+  };
+  check(hd::float16{});
+  check(hd::bfloat16{});
+}
+
 TEST_CASE("compress: codecs on the device write what the host reads, and hold the rest") {
   for (const std::size_t n : {0u, 1u, 7u, 64u, 65u, 1025u}) {
     check(hd::sign{.block = 64}, n, true);

@@ -35,8 +35,11 @@ std::vector<float> decoded(const hd::dgc& c, const std::vector<std::byte>& p, st
 }
 
 std::vector<std::uint32_t> largest(const std::vector<float>& v, std::size_t k) {
+  hd::detail::largest found(v.size(), k, 0);
+  hd::detail::offer_all(v.data(), 0, v.size(), found);
   std::vector<std::uint32_t> chosen;
-  hd::detail::select_largest({v.data(), v.size()}, k, chosen);
+  std::vector<float> values;
+  found.finish(chosen, values);
   return chosen;
 }
 
@@ -54,7 +57,7 @@ std::vector<std::uint32_t> largest_by_sorting(const std::vector<float>& v, std::
 }
 }  // namespace
 
-TEST_CASE("select_largest is the k largest magnitudes, ties by the lower index") {
+TEST_CASE("what is found are the k largest magnitudes, ties by the lower index") {
   std::mt19937 random(7);
   const auto check = [](const std::vector<float>& v) {
     for (const std::size_t k : {std::size_t{0}, std::size_t{1}, v.size() / 3, v.size()}) {

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <heddle/compress/cast.hpp>
 #include <heddle/compress/quantize.hpp>
 #include <heddle/compress/sign.hpp>
 #include <heddle/core/cuda.cuh>
@@ -24,6 +25,17 @@ struct fed_value {
 inline fed_value fed(const float* g, float factor, const float* e, const encode_context& x) noexcept {
   return {g, e, factor / static_cast<float>(x.ranks), x.held_scale, most_sent(x.ranks)};
 }
+
+template <class From, class To> struct convert_one {
+  const From* from;
+  To* to;
+  float factor;
+  HEDDLE_HD void operator()(std::size_t i) const { to[i] = static_cast<To>(static_cast<float>(from[i]) * factor); }
+};
+
+template <class Codec> inline constexpr bool has_device_blocks = false;
+template <> inline constexpr bool has_device_blocks<sign> = true;
+template <int Bits, rounding Rounding> inline constexpr bool has_device_blocks<quantize<Bits, Rounding>> = true;
 
 template <class Codec> struct codec_scale;  // reduces a block to its scale
 template <> struct codec_scale<sign> {
@@ -133,6 +145,11 @@ template <class Codec> struct hold_rest {
 /// Throws:  argument_error if the codec's block isn't a multiple of 8, or a pointer is null; cuda_error.
 /// @tparam Codec sign or quantize.
 template <class Codec> class codec_device {
+  static_assert(
+      detail::has_device_blocks<Codec>,
+      "heddle::codec_device: the codec must be sign{} or quantize<>{}; top_k{} and random_k{} have top_k_device "
+      "and random_k_device, power_sgd{} has no device form; see docs/compress.md");
+
  public:
   /// @param c The codec; its block is a multiple of 8.
   explicit codec_device(const Codec& c) : codec_(c) {
@@ -182,6 +199,37 @@ template <class Codec> class codec_device {
 
  private:
   Codec codec_;
+};
+
+/// @brief `cast` on a device: the host's bits, NaN payloads aside.
+/// Wire:    2 bytes per element.
+/// State:   none.
+/// Traffic: 6 bytes per element each way, the least possible.
+/// Order:   as cast.
+/// Sync:    everything only enqueues.
+/// Throws:  argument_error for a null pointer; cuda_error.
+/// @tparam Wire float16 or bfloat16.
+template <class Wire> class cast_device {
+ public:
+  /// @param c The compressor on the host.
+  explicit cast_device(const cast<Wire>& c = {}) noexcept { static_cast<void>(c); }
+
+  /// @brief out[i] = Wire(g[i] * factor) for n elements, to nearest even.
+  void encode(const float* g, Wire* out, std::size_t n, float factor, cuda::queue q) const {
+    run("cast_device::encode", g, out, n, factor, q);
+  }
+  /// @brief g[i] = float(in[i]) for n elements, exact.
+  void decode(const Wire* in, float* g, std::size_t n, cuda::queue q) const {
+    run("cast_device::decode", in, g, n, 1.0f, q);
+  }
+
+ private:
+  template <class From, class To>
+  static void run(const char* what, const From* from, To* to, std::size_t n, float factor, cuda::queue q) {
+    detail::check_pointer(what, from, n);
+    detail::check_pointer(what, to, n);
+    cuda::for_each(n, detail::convert_one<From, To>{from, to, factor}, q);
+  }
 };
 
 }  // namespace v0

@@ -207,7 +207,7 @@ struct dgc {
     if (found.count() >= want.fewest || from <= 1 || (!Write && !small_enough(peak, x))) return found;
     found = detail::largest(g.count, want.most, 1);
     if constexpr (Write)
-      detail::offer_all(state[1], g.count, found);
+      detail::offer_all(state[1], 0, g.count, found);
     else
       detail::dgc_pass<false>(rule, t, g.count, found);
     return found;

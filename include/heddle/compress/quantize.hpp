@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <heddle/compress/detail/codec_loops.hpp>
 #include <heddle/compress/error_feedback.hpp>
 #include <heddle/core/philox.hpp>
 
@@ -68,18 +69,24 @@ template <int Bits, rounding Rounding = rounding::stochastic> struct quantize {
   /// Writes the block of n values that begins at element `begin` of a tensor of `total`.
   void encode_block(const float* v, std::size_t begin, std::size_t n, std::size_t total, const encode_context& x,
                     std::byte* payload) const {
-    float most = 0.0f;
-    for (std::size_t i = 0; i < n; ++i) most = (std::max)(most, std::fabs(v[i]));
+    const float most = std::bit_cast<float>(detail::peak_bits(v, n));
     const float scale = most / static_cast<float>(levels);
     std::memcpy(payload + 4 * (begin / block), &scale, 4);
     std::byte* const out = payload + 4 * blocks(total);
     const std::uint64_t mine = seed_of(x.rank), stream = random_stream(x.tensor, static_cast<std::uint32_t>(x.step));
     // 1 / scale of a tiny scale is infinite in float.
     const double inverse = scale > 0.0f ? 1.0 / static_cast<double>(scale) : 0.0;
+    std::size_t done = 0;
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__NVCOMPILER)
+    if (begin % 16 == 0 && detail::best_isa() != detail::isa::portable) {
+      done = detail::quantize_avx2 < Bits,
+      Rounding == rounding::stochastic > (v, n, inverse, levels, mine, stream, begin / 4, out + begin * Bits / 8);
+    }
+#endif
     philox4x32::block words{};
-    for (std::size_t i = begin; i < begin + n; ++i) {
+    for (std::size_t i = begin + done; i < begin + n; ++i) {
       if constexpr (Rounding == rounding::stochastic) {
-        if (i % 4 == 0 || i == begin) words = philox(mine, stream, i / 4);
+        if (i % 4 == 0 || i == begin + done) words = philox(mine, stream, i / 4);
       }
       const int whole = whole_of(v[i - begin], inverse, words.word[i % 4]);
       if constexpr (Bits == 8) {

@@ -2,9 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <heddle/compress/detail/codec_loops.hpp>
 #include <heddle/compress/error_feedback.hpp>
-
-#include <cmath>
 
 namespace heddle {
 inline namespace v0 {
@@ -43,16 +42,13 @@ struct sign {
   /// Writes the block of n values that begins at element `begin` of a tensor of `total`.
   void encode_block(const float* v, std::size_t begin, std::size_t n, std::size_t total, const encode_context&,
                     std::byte* payload) const {
-    double sum[4] = {};  // chains that the processor runs at once
-    for (std::size_t i = 0; i < n; ++i) sum[i % 4] += std::fabs(static_cast<double>(v[i]));
-    const auto scale = static_cast<float>((sum[0] + sum[1] + (sum[2] + sum[3])) / static_cast<double>(n));
+    const auto scale = static_cast<float>(detail::sum_magnitudes(v, n) / static_cast<double>(n));
     std::memcpy(payload + 4 * (begin / block), &scale, 4);
     std::byte* const bits = payload + 4 * (total / block + (total % block != 0));
     std::size_t i = 0;
-    for (; begin % 8 == 0 && i + 8 <= n; i += 8) {
-      unsigned byte = 0;
-      for (std::size_t k = 0; k < 8; ++k) byte |= static_cast<unsigned>(v[i + k] < 0.0f) << k;
-      bits[(begin + i) / 8] = static_cast<std::byte>(byte);
+    if (begin % 8 == 0) {
+      detail::write_negative_bits(v, bits + begin / 8, n / 8);
+      i = n / 8 * 8;
     }
     for (; i < n; ++i)  // a byte that blocks share was zero
       bits[(begin + i) / 8] |= static_cast<std::byte>(static_cast<unsigned>(v[i] < 0.0f) << (begin + i) % 8);

@@ -15,7 +15,7 @@ inline namespace v0 {
 /// 4
 ///          per element; 16 per tensor. Gathered from every rank.
 /// State:   none; error_feedback holds 4 bytes per element.
-/// Traffic: 8 bytes read per element to select, the entries where the sum is added up.
+/// Traffic: 8 bytes read per element to select, 4 without error feedback; the entries where the sum is added up.
 /// Order:   inside error_feedback.
 /// Sync:    never.
 /// Paper:   Aji and Heafield 2017; the selection is exact and deterministic.
@@ -39,19 +39,28 @@ struct top_k {
   }
   /// Appends the largest values.
   template <class Allocator>
-  void encode(slice<const float> v, const encode_context&, std::vector<std::byte, Allocator>& packet) const {
+  void encode(slice<const float> v, const encode_context& x, std::vector<std::byte, Allocator>& packet) const {
+    encode_parts(v.count, x, packet, [&](std::size_t at, std::size_t) { return v.data + at; });
+  }
+  /// The same of n values that are made part by part: values(begin, n) gives those of a part.
+  template <class Allocator, class Values>
+  void encode_parts(std::size_t count, const encode_context&, std::vector<std::byte, Allocator>& packet,
+                    Values&& values) const {
     check();
-    if (v.count >= 0xffffffffull) {
-      throw argument_error("heddle::top_k: a tensor of " + std::to_string(v.count) +
+    if (count >= 0xffffffffull) {
+      throw argument_error("heddle::top_k: a tensor of " + std::to_string(count) +
                            " elements, allowed is below 2^32 - 1");
     }
+    constexpr std::size_t part = 2048;
+    detail::largest found(count, entries(count), 1);  // zeros aren't sent
+    for (std::size_t begin = 0, n = 0; begin < count; begin += n) {
+      n = (std::min)(part, count - begin);
+      detail::offer_all(values(begin, n), begin, n, found);
+    }
     std::vector<std::uint32_t> index;
-    detail::select_largest(v, entries(v.count), index);
-    std::erase_if(index, [&](std::uint32_t i) { return v[i] == 0.0f; });
     std::vector<float> value;
-    value.reserve(index.size());
-    for (const std::uint32_t i : index) value.push_back(v[i]);
-    append_sparse(v.count, index.data(), value.data(), index.size(), sparse_values::f32, packet);
+    found.finish(index, value);
+    append_sparse(count, index.data(), value.data(), index.size(), sparse_values::f32, packet);
   }
   /// Adds them. Throws: argument_error on a damaged payload.
   void decode_add(slice<const std::byte> payload, slice<float> sum) const { add_sparse(payload, sum); }

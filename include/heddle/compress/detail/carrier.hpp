@@ -4,6 +4,7 @@
 
 #include <heddle/compress/concept.hpp>
 #include <heddle/compress/detail/largest.hpp>
+#include <heddle/core/detail/elementwise.hpp>
 
 #include <algorithm>
 #include <cstring>
@@ -27,6 +28,11 @@ void encode_blocks(const Codec& c, std::size_t count, const encode_context& x,
 template <class Codec>
 concept works_by_blocks = requires(const Codec& c, const float* v, const encode_context& x, std::byte* payload) {
   c.encode_block(v, c.block, c.block, c.block, x, payload);
+};
+// A codec that takes its values part by part, as long as these are in cache.
+template <class Codec>
+concept works_by_parts = requires(const Codec& c, const encode_context& x, std::vector<std::byte>& packet) {
+  c.encode_parts(c.dense_below, x, packet, [](std::size_t, std::size_t) -> const float* { return nullptr; });
 };
 
 // A codec as a compressor that data_parallel can use: packets, or sums where it picks the same elements on all ranks;
@@ -68,15 +74,20 @@ template <class Codec, bool Feedback> class carrier {
     const std::size_t at = packet.size();
     packet.resize(at + head);
     bool finite = true;
-    if constexpr (works_by_blocks<Codec>) {  // v stays in cache
-      const auto v = std::make_unique_for_overwrite<float[]>((std::min)(codec_.block, g.count));
-      encode_blocks(codec_, g.count, x, packet, [&](std::size_t begin, std::size_t n) {
+    if constexpr (works_by_blocks<Codec> || works_by_parts<Codec>) {  // v stays in cache
+      std::vector<float> v;
+      const auto values = [&](std::size_t begin, std::size_t n) {
+        v.resize((std::max)(v.size(), n));
         float* const e = Feedback ? state[0] + begin : nullptr;
-        const bool good = take(g.subslice(begin, n), factor, &e, x, v.get());
-        if (!good) std::fill_n(v.get(), n, 0.0f);
+        const bool good = take(g.subslice(begin, n), factor, &e, x, v.data());
+        if (!good) std::fill_n(v.data(), n, 0.0f);
         finite &= good;
-        return static_cast<const float*>(v.get());
-      });
+        return static_cast<const float*>(v.data());
+      };
+      if constexpr (works_by_blocks<Codec>)
+        encode_blocks(codec_, g.count, x, packet, values);
+      else
+        codec_.encode_parts(g.count, x, packet, values);
       if (!finite) packet.resize(at + head);
     } else {
       const auto v = std::make_unique_for_overwrite<float[]>(g.count);
@@ -166,7 +177,8 @@ template <class Codec, bool Feedback> class carrier {
     if constexpr (Feedback) {
       const float* const e = state[0];
       const float held = sign * x.held_scale;
-      for (std::size_t i = 0; i < g.count; ++i) v[i] = g[i] * share + e[i] * held;
+      const auto feed = [=](auto& to, const auto& gradient, const auto& kept) { to = gradient * share + kept * held; };
+      update_elements(g.count, feed, v, g.data, e);
     } else {
       convert_scaled(g.data, v, g.count, share);
     }

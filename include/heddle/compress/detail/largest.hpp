@@ -101,7 +101,8 @@ inline std::uint32_t peak_portable(const float* x, std::size_t n) noexcept {
 /// @cond
 // Offers what begins with whole blocks; returns how many elements those have.
 template <class Largest>
-__attribute__((target("avx2"))) inline std::size_t offer_avx2(const float* v, std::size_t n, Largest& out) {
+__attribute__((target("avx2"))) inline std::size_t offer_avx2(const float* v, std::size_t first, std::size_t n,
+                                                              Largest& out) {
   std::size_t i = 0;
   for (; i + 32 <= n; i += 32) {
     int_x8 limit{}, hit{}, magnitude{};
@@ -114,7 +115,7 @@ __attribute__((target("avx2"))) inline std::size_t offer_avx2(const float* v, st
     }
     std::uint64_t word[4];
     std::memcpy(word, &hit, sizeof word);
-    if (word[0] | word[1] | word[2] | word[3]) out.offer(v + i, i, 32);
+    if (word[0] | word[1] | word[2] | word[3]) out.offer(v + i, first + i, 32);
   }
   return i;
 }
@@ -145,21 +146,13 @@ inline std::uint32_t peak_bits(const float* x, std::size_t n) noexcept {
   return peak_portable(x, n);
 }
 
-// Offers a whole tensor.
-template <class Largest> void offer_all(const float* v, std::size_t n, Largest& out) {
+// Offers elements [first, first + n) of a tensor, whose values begin at v.
+template <class Largest> void offer_all(const float* v, std::size_t first, std::size_t n, Largest& out) {
   std::size_t done = 0;
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__NVCOMPILER)
-  if (best_isa() != isa::portable) done = offer_avx2(v, n, out);
+  if (best_isa() != isa::portable) done = offer_avx2(v, first, n, out);
 #endif
-  out.offer(v + done, done, n - done);
-}
-
-// The k elements of largest magnitude of a tensor, as indices in rising order.
-template <class Index> void select_largest(slice<const float> v, std::size_t k, std::vector<Index>& chosen) {
-  largest out(v.count, k, 0);
-  offer_all(v.data, v.count, out);
-  std::vector<float> values;
-  out.finish(chosen, values);
+  out.offer(v + done, first + done, n - done);
 }
 
 }  // namespace detail
