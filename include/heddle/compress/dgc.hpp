@@ -193,8 +193,8 @@ struct dgc {
   static bool small_enough(std::uint32_t peak, const encode_context& x) noexcept {
     return std::bit_cast<float>(peak) <= detail::most_sent(x.ranks);  // false for NaN
   }
-  // The pass that finds what is to be sent, and the largest magnitude; with Write U and V move. Where a threshold was too
-  // high, once more.
+  // The pass that finds what is to be sent, and the largest magnitude; with Write U and V move. Where a threshold was
+  // too high, once more.
   template <bool Write>
   detail::largest search(slice<const float> g, float factor, float* const* state, const encode_context& x,
                          std::uint32_t& peak) const {

@@ -256,10 +256,11 @@ class random_k_device {
   /// Numbers that a tensor of n elements sends.
   std::size_t picked(std::size_t n) const { return codec_.picked(n, {}); }
 
-  /// @brief Writes picked(n) numbers of this rank. @param g Gradient, n elements. @param factor Multiplies it. @param e
-  /// What is held; null without error feedback. @param n Elements. @param x Step, tensor, ranks and held_scale, the same
-  /// on all ranks. @param sums Receives them. @param not_finite Set to 1 where a value, or the sum of all ranks', may
-  /// not be finite; else left. @param q Where the work goes.
+  /// @brief Writes picked(n) numbers of this rank.
+  /// @param g Gradient, n elements. @param factor Multiplies it. @param e What is held; null without error feedback.
+  /// @param n Elements. @param x Step, tensor, ranks and held_scale, the same on all ranks. @param sums Receives them.
+  /// @param not_finite Set to 1 where a value, or the sum of all ranks', may not be finite; else left.
+  /// @param q Where the work goes.
   void send(const float* g, float factor, const float* e, std::size_t n, const encode_context& x, float* sums,
             unsigned* not_finite, cuda::queue q) const {
     for (const void* p :

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <heddle/optim/concept.hpp>
 #include <heddle/core/detail/elementwise.hpp>
+#include <heddle/optim/concept.hpp>
 
 namespace heddle {
 inline namespace v0 {
