@@ -145,10 +145,11 @@ concept has_payload = requires(const Codec& c, slice<const float> v, const encod
 /// Has `picked(count, context)` and `pick(count, context, f)`: calls f(j, index, weight) for the elements that it picks,
 /// the same ones on all ranks; weight is 1 over the chance of being picked.
 template <class Codec>
-concept has_pick = requires(const Codec& c, std::size_t n, const encode_context& x) {
-  { c.picked(n, x) } -> std::convertible_to<std::size_t>;
-  c.pick(n, x, [](std::size_t, std::size_t, float) {});
-};
+concept has_pick =
+    requires(const Codec& c, std::size_t n, const encode_context& x, void (*f)(std::size_t, std::size_t, float)) {
+      { c.picked(n, x) } -> std::convertible_to<std::size_t>;
+      c.pick(n, x, f);
+    };
 /// Has `wire_bytes(count, context)`: bytes that a rank sends of a tensor, or the most it may send.
 template <class Compressor>
 concept has_wire_bytes = requires(const Compressor& c, std::size_t n, const encode_context& x) {

@@ -31,8 +31,9 @@ concept works_by_blocks = requires(const Codec& c, const float* v, const encode_
 };
 // A codec that takes its values part by part, as long as these are in cache.
 template <class Codec>
-concept works_by_parts = requires(const Codec& c, const encode_context& x, std::vector<std::byte>& packet) {
-  c.encode_parts(c.dense_below, x, packet, [](std::size_t, std::size_t) -> const float* { return nullptr; });
+concept works_by_parts = requires(const Codec& c, std::size_t n, const encode_context& x,
+                                  std::vector<std::byte>& packet, const float* (*values)(std::size_t, std::size_t)) {
+  c.encode_parts(n, x, packet, values);
 };
 
 // A codec as a compressor that data_parallel can use: packets, or sums where it picks the same elements on all ranks;
