@@ -14,6 +14,7 @@ namespace detail {
 // What Adam and its kin share: two moments of the gradient, and their quotient as a direction.
 class moments {
  public:
+  constexpr moments() noexcept = default;  // CUB's iterators want literal types
   template <class Rule>
   moments(const Rule& rule, const update_context& x) noexcept : b1_(rule.beta1), b2_(rule.beta2), eps_(rule.eps) {
     const double t = static_cast<double>(x.step) + 1.0;
@@ -48,7 +49,7 @@ class moments {
   }
 
  private:
-  float b1_, b2_, eps_, c1_ = 1.0f, c2_ = 1.0f;
+  float b1_ = 0.0f, b2_ = 0.0f, eps_ = 0.0f, c1_ = 1.0f, c2_ = 1.0f;
 };
 
 /// @cond
