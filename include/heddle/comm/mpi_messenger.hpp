@@ -5,6 +5,8 @@
 #include <heddle/comm/basic_messenger.hpp>
 #include <heddle/comm/detail/mpi_session.hpp>
 
+#include <memory>
+
 namespace heddle {
 inline namespace v0 {
 namespace mpi {
@@ -201,6 +203,30 @@ class messenger : public basic_messenger<transport> {
   }
 };
 static_assert(heddle::messenger<messenger>);
+
+/// @brief Opens messengers between the processes of an MPI communicator, whose ranks have the same numbers in the
+/// communicator that is given to open().
+struct connection {
+  MPI_Comm user = MPI_COMM_WORLD;  ///< An intra-communicator.
+  messenger_options options{};     ///< Of every messenger.
+
+  /// @brief A messenger with this rank's number. Collective.
+  /// @param comm A communicator of the same ranks.
+  /// Throws: argument_error if their numbers differ; thread_level_error below MPI_THREAD_MULTIPLE, since two threads
+  /// use it; as messenger.
+  template <class Comm> std::unique_ptr<messenger> open(Comm& comm) const {
+    int given = 0;
+    if (detail::initialised() && !detail::finalised()) MPI_Query_thread(&given);
+    if (given < MPI_THREAD_MULTIPLE)
+      throw thread_level_error(static_cast<thread_level>(given), thread_level::multiple, "mpi::connection");
+    auto opened = std::make_unique<messenger>(options, user);
+    if (opened->rank() != comm.rank() || opened->size() != comm.size())
+      throw argument_error("heddle::mpi::connection: rank " + std::to_string(opened->rank()) + " of " +
+                           std::to_string(opened->size()) + " is rank " + std::to_string(comm.rank()) + " of " +
+                           std::to_string(comm.size()) + " in the other communicator; allowed are equal numbers");
+    return opened;
+  }
+};
 
 }  // namespace mpi
 }  // namespace v0

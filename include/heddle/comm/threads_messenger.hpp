@@ -3,6 +3,7 @@
 #pragma once
 
 #include <heddle/comm/basic_messenger.hpp>
+#include <heddle/comm/detail/tell_ranks.hpp>
 
 #include <atomic>
 #include <memory>
@@ -151,6 +152,34 @@ class messenger : public basic_messenger<transport> {
   messenger(const messenger_options& o, meeting_place place, int rank) : basic_messenger(o, std::move(place), rank) {}
 };
 static_assert(heddle::messenger<messenger>);
+
+/// @brief Opens messengers between the ranks of a communicator that are threads of one process.
+struct connection {
+  messenger_options options{};  ///< Of every messenger.
+
+  /// @brief A messenger with this rank's number. Collective.
+  /// @param comm Any communicator whose ranks are threads of one process.
+  /// Throws: comm_error if a rank is another process.
+  template <heddle::communicator Comm> std::unique_ptr<messenger> open(Comm& comm) const {
+    struct record {
+      std::uint64_t process, place;
+    };
+    std::unique_ptr<meeting_place> made;
+    if (comm.rank() == 0) made = std::make_unique<meeting_place>(comm.size());
+    const record mine{heddle::detail::process_number(), reinterpret_cast<std::uintptr_t>(made.get())};
+    const std::vector<record> all = heddle::detail::tell_ranks(comm, mine);
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      if (all[r].process != mine.process)
+        throw comm_error("threads::connection", comm.rank(), static_cast<int>(r),
+                         "it is another process; messengers between processes are opened by mpi::connection or "
+                         "zmq::connection");
+    }
+    auto opened =
+        std::make_unique<messenger>(options, *reinterpret_cast<const meeting_place*>(all[0].place), comm.rank());
+    heddle::detail::tell_ranks(comm, std::uint8_t{1});  // rank 0's place goes when all have a copy
+    return opened;
+  }
+};
 
 }  // namespace threads
 }  // namespace v0

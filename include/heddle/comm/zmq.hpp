@@ -3,6 +3,7 @@
 #pragma once
 
 #include <heddle/comm/basic_messenger.hpp>
+#include <heddle/comm/detail/tell_ranks.hpp>
 
 #if !__has_include(<zmq.h>)
 #error "heddle/comm/zmq.hpp needs zmq.h: link the CMake target heddle::zmq, or install libzmq3-dev and link with -lzmq"
@@ -10,6 +11,7 @@
 #include <zmq.h>
 
 #include <atomic>
+#include <memory>
 
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -230,6 +232,31 @@ class messenger : public basic_messenger<transport> {
   const std::string& where() const noexcept { return carrier().where(); }
 };
 static_assert(heddle::messenger<messenger>);
+
+/// @brief Opens messengers between the ranks of a communicator, over which they tell each other their addresses.
+struct connection {
+  std::string address{};  ///< Where this rank is bound, and reached by the others: `tcp://host:port`, `ipc://file`.
+  messenger_options options{};  ///< Of every messenger.
+
+  /// @brief A messenger with this rank's number. Collective.
+  /// @param comm Any communicator.
+  /// Throws: argument_error on every rank if an address is empty, longer than 255 bytes, or names no host or port;
+  /// comm_error with ZeroMQ's text if it can't be bound.
+  template <heddle::communicator Comm> std::unique_ptr<messenger> open(Comm& comm) const {
+    struct record {
+      char text[256];
+    } mine{};
+    if (address.size() < sizeof mine.text && address.find('*') == address.npos) address.copy(mine.text, address.size());
+    std::vector<std::string> all;
+    for (const record& r : heddle::detail::tell_ranks(comm, mine)) all.emplace_back(r.text);
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      if (all[r].empty())
+        throw argument_error("heddle::zmq::connection: rank " + std::to_string(r) +
+                             " has no address that others can reach; allowed are tcp://host:port and ipc://file");
+    }
+    return std::make_unique<messenger>(options, comm.rank(), std::move(all));
+  }
+};
 
 }  // namespace zmq
 }  // namespace v0

@@ -2,11 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <heddle/comm/detail/tell_ranks.hpp>
 #include <heddle/memory/buffer.hpp>
 #include <heddle/mode/concept.hpp>
-#include <heddle/trainer/detail/tell.hpp>
-
-#include <unistd.h>
 
 #include <atomic>
 #include <condition_variable>
@@ -43,12 +41,8 @@ template <class Memory> class shared_parameters {
       made.reset(new shared_parameters(memory, count, comm.size()));
       fill(made->values());
     }
-    char host[256] = {};
-    (void)::gethostname(host, sizeof host - 1);
-    std::uint64_t process = static_cast<std::uint64_t>(::getpid());
-    for (const char c : host) process = process * 0x100000001b3u ^ static_cast<unsigned char>(c);
-    const record mine{model, process, reinterpret_cast<std::uintptr_t>(made.get())};
-    const std::vector<record> all = tell_all(comm, mine);
+    const record mine{model, process_number(), reinterpret_cast<std::uintptr_t>(made.get())};
+    const std::vector<record> all = tell_ranks(comm, mine);
     // From here on every rank has what it needs; nothing can fail on one alone but by what all of them see.
     for (std::size_t r = 0; r < all.size(); ++r) {
       if (all[r].process != mine.process) {

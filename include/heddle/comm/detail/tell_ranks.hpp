@@ -1,0 +1,43 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/comm/concept.hpp>
+
+#include <unistd.h>
+
+#include <type_traits>
+#include <vector>
+
+namespace heddle {
+inline namespace v0 {
+namespace detail {
+
+// Tells a record to all ranks and gives theirs, in rank order. Collective.
+template <class Record, communicator Comm> std::vector<Record> tell_ranks(Comm& comm, const Record& mine) {
+  static_assert(std::is_trivially_copyable_v<Record>);
+  std::vector<Record> all(static_cast<std::size_t>(comm.size()), mine);
+  std::vector<outgoing> out;
+  std::vector<incoming> in;
+  for (int r = 0; r < comm.size(); ++r) {
+    if (r == comm.rank()) continue;
+    out.push_back({r, &mine, sizeof mine, 1});
+    in.push_back({r, &all[static_cast<std::size_t>(r)], sizeof mine});
+  }
+  const header h = begin_call(comm, {operation_kind::control, dtype::other, 0, 0, 0, 1, sizeof mine});
+  comm.exchange(h, out, in, [](std::span<const arrival>) {});
+  return all;
+}
+
+// A number of this process, other than that of any other process on any machine, as far as host names differ.
+inline std::uint64_t process_number() noexcept {
+  char host[256] = {};
+  (void)::gethostname(host, sizeof host - 1);
+  std::uint64_t h = static_cast<std::uint64_t>(::getpid());
+  for (const char c : host) h = h * 0x100000001b3u ^ static_cast<unsigned char>(c);
+  return h;
+}
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace heddle
