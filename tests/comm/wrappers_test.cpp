@@ -6,6 +6,7 @@
 #include <heddle/comm/counting.hpp>
 #include <heddle/comm/faulty.hpp>
 #include <heddle/comm/fingerprint.hpp>
+#include <heddle/comm/rank_group.hpp>
 #include <heddle/comm/self.hpp>
 #include <heddle/comm/threads.hpp>
 #include <heddle/comm/throttled.hpp>
@@ -57,6 +58,7 @@ TEST_CASE("every wrapper conforms") {
   conforms({2, 3}, [](comm_type& c) { return hd::throttled(c, hd::link_cost{.alpha = 1e-5, .beta = 1e-9}); });
   conforms({1, 3}, [](comm_type& c) { return hd::faulty(c, hd::failures{.late = 0.1, .longest = 200us, .seed = 7}); });
   conforms({1, 4}, [](comm_type& c) { return hd::fingerprint(c); });
+  conforms({1, 3}, [](comm_type& c) { return hd::rank_group(c, 7); });
   conforms({1, 3}, [&](comm_type& c) { return hd::traced(c, times); });
   CHECK(times.size() > 0);
 }

@@ -1,5 +1,8 @@
 // SPDX-FileCopyrightText: The Heddle authors
 // SPDX-License-Identifier: Apache-2.0
+#include <heddle/comm/rank_group.hpp>
+#include <heddle/mode/model_buffers.hpp>
+
 #include "support.hpp"
 
 namespace {
@@ -160,4 +163,43 @@ TEST_CASE("compressors with a schedule stay together when ranks took different n
       if (all[i] != all[i % m.w.size()]) throw std::runtime_error("replicas differ");
     }
   });
+}
+
+TEST_CASE("groups average every step, and meet every third: two trainers on the same tensors") {
+  std::vector<std::vector<float>> out(6);
+  hd::threads::run({.ranks = 6, .deadline = std::chrono::seconds(20)}, [&](auto& comm) {
+    quadratic m;
+    hd::rank_group inside(comm, comm.rank() / 2), between(comm, comm.rank() % 2);
+    hd::data_parallel dp{hd::strategy{}, inside, m.tensors(), hd::sgd{}};
+    hd::data_parallel outer{hd::strategy{.mode = hd::local_sgd{.period = 3}}, between, m.tensors(), hd::sgd{},
+                            hd::unused::treat_as_zero};
+    std::vector<float> mean{static_cast<float>(comm.rank()), 1.0f}, own{static_cast<float>(comm.rank())};
+    std::vector<std::int64_t> seen{comm.rank(), -comm.rank()};
+    std::vector<double> first{static_cast<double>(comm.rank()) + 0.5};
+    const hd::model_buffer buffers[] = {{std::span(mean), hd::buffer_policy::average},
+                                        {std::span(own), hd::buffer_policy::keep},
+                                        {std::span(seen), hd::buffer_policy::maximum},
+                                        {std::span(first), hd::buffer_policy::broadcast}};
+    for (std::size_t s = 0; s < 10; ++s) {
+      train_step(dp, m, first_sample(s, comm.rank(), 6, 2), 2, 0.05f);
+      if (outer.step({}).met) hd::agree(comm, std::span(buffers));
+    }
+    out[static_cast<std::size_t>(comm.rank())] = m.w;
+    RANK_CHECK((mean == std::vector<float>{2.5f, 1.0f} && own[0] == static_cast<float>(comm.rank())));
+    RANK_CHECK((seen == std::vector<std::int64_t>{5, 0} && first[0] == 0.5));
+    const hd::model_buffer wrong[] = {buffers[0], {std::span(seen), hd::buffer_policy::average}};
+    RANK_CHECK_THROWS_AS(hd::agree(comm, std::span(wrong)), hd::argument_error);
+  });
+  std::vector<std::vector<double>> w(3, std::vector<double>(quadratic::count, 0.5));
+  std::vector<double> g(quadratic::count);
+  for (std::size_t s = 0; s < 10; ++s) {
+    for (int k = 0; k < 3; ++k) {
+      auto& mine = w[static_cast<std::size_t>(k)];
+      quadratic::gradient(mine.data(), g.data(), first_sample(s, 2 * k, 6, 2), 4);
+      for (std::size_t i = 0; i < g.size(); ++i) mine[i] -= static_cast<double>(0.05f) * g[i];
+    }
+    if (s % 3 != 2) continue;
+    for (std::size_t i = 0; i < g.size(); ++i) w[0][i] = w[1][i] = w[2][i] = (w[0][i] + w[1][i] + w[2][i]) / 3.0;
+  }
+  for (std::size_t r = 0; r < 6; ++r) CHECK(distance(out[r], w[r / 2]) < 1e-6);
 }
