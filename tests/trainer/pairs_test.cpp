@@ -7,6 +7,7 @@
 #include <heddle/compress/power_sgd.hpp>
 #include <heddle/compress/random_k.hpp>
 #include <heddle/mode/zero1.hpp>
+#include <heddle/trainer/server.hpp>
 
 #include "any_codec.hpp"
 #include "support.hpp"
@@ -90,5 +91,6 @@ TEST_CASE("every topology with every codec, precisions and modes taking turns") 
     trains(t, hd::power_sgd{.rank = 8, .worth = 1.0, .dense_below = 10}, four, half);
     trains(t, hd::cast<hd::float16>{}, hd::zero1{}, brain);
     trains(t, hd::none{}, hd::zero1{}, half);
+    trains(t, hd::none{}, hd::async_ps{.staleness = 0});
   }
 }

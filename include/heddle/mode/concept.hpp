@@ -34,7 +34,8 @@ enum class average {
   gradients,   ///< Every step, before the update; replicas stay equal.
   shards,      ///< The same, but each rank updates only what it owns and hands the parameters around.
   parameters,  ///< Now and then, after local updates.
-  shared       ///< Nothing: ranks are threads that change the same parameters.
+  shared,      ///< Nothing: ranks are threads that change the same parameters.
+  server       ///< Nothing: ranks send gradients or moves to servers, which hold the parameters.
 };
 
 /// @brief When replicas meet and what they average.

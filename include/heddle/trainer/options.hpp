@@ -52,7 +52,9 @@ struct report {
   std::uint64_t state_bytes = 0;    ///< Bytes held: optimizer, compressor and mode state.
   double comm_seconds = 0.0;        ///< Time in exchanges, waiting for peers included.
   double exposed_seconds = 0.0;     ///< Part of it that step() waited for.
-  std::string executor;             ///< What moved the bytes: "schedule: ring", "native".
+  std::uint64_t staleness[16]{};  ///< Pushes to a server by the updates that it had made since this rank last heard of
+                                  ///< it; the last: 15 and more.
+  std::string executor;           ///< What moved the bytes: "schedule: ring", "native".
 
   /// Fraction of the communication time that was hidden behind the caller's own work.
   double hidden() const noexcept { return comm_seconds > exposed_seconds ? 1.0 - exposed_seconds / comm_seconds : 0.0; }

@@ -19,6 +19,8 @@ template <class Strategy, class Comm, class Optimizer> struct training_kind {
       "heddle::data_parallel: the fourth argument must be an update rule with slots and update(); see docs/optim.md");
   static_assert(std::remove_cvref_t<decltype(Strategy::mode)>::averages != average::shared,
                 "heddle::data_parallel: .mode shares parameters; include heddle/trainer/hogwild.hpp, see docs/mode.md");
+  static_assert(std::remove_cvref_t<decltype(Strategy::mode)>::averages != average::server,
+                "heddle::data_parallel: .mode needs servers; include heddle/trainer/server.hpp, see docs/mode.md");
   using averager_type = averager<Strategy, Comm>;
   static constexpr bool moves_momentum =
       averager_type::of_gradients && owns_momentum<typename averager_type::compressor_type>;

@@ -1,0 +1,284 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/mode/detail/row_server.hpp>
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+namespace heddle {
+inline namespace v0 {
+namespace detail {
+
+// A rank's end of a messenger: the requests of its worker, and its server if it has one, which a thread of its own
+// serves. Requests and replies may be lost, repeated and reordered.
+template <class Messenger, class Server> class row_node {
+  using clock = std::chrono::steady_clock;
+
+ public:
+  // server: this rank's, or null. All ranks below `servers` have one.
+  row_node(std::unique_ptr<Messenger> m, std::unique_ptr<Server> server, int servers)
+      : messenger_(std::move(m)), server_(std::move(server)), links_(static_cast<std::size_t>(servers)) {
+    for (int k = 0; k < servers; ++k) messenger_->connect(k);
+    thread_ = std::thread([this] { attend(); });
+  }
+  row_node(const row_node&) = delete;
+  row_node& operator=(const row_node&) = delete;
+  // Sends the replies that are left, waits up to half a second for those who haven't heard that all have joined, and
+  // leaves; while an exception is on its way, at once.
+  ~row_node() {
+    hurries_ = std::uncaught_exceptions() > unwinding_;
+    stopping_ = true;
+    try {
+      (void)messenger_->try_send(messenger_->rank(), static_cast<std::uint32_t>(row_tag::reply), 0, payload(0));
+    } catch (const comm_error&) {  // then it sees by itself
+    }
+    thread_.join();
+  }
+
+  // Waits until this rank and every server have heard of each other: from then on a server that leaves is missed.
+  // Throws comm_error if that takes half a minute.
+  void meet() {
+    const auto end = clock::now() + std::chrono::seconds(30);
+    for (int k = 0; k < static_cast<int>(links_.size()); ++k) {
+      std::unique_lock lock(mutex_);
+      while (messenger_->life_of(k) == 0 && links_[static_cast<std::size_t>(k)].gone.empty()) {
+        if (broken_) std::rethrow_exception(broken_);
+        if (clock::now() >= end)
+          throw comm_error("data_parallel", messenger_->rank(), k, "no messenger there within 30 s");
+        changed_.wait_until(lock, std::chrono::system_clock::now() + std::chrono::milliseconds(2));
+      }
+    }
+  }
+
+  // Calls f with the server, which nobody else touches meanwhile.
+  template <class Function> void with_server(Function&& f) {
+    const std::lock_guard lock(serving_);
+    if (server_) f(*server_);
+  }
+
+  // Hands a request to a server over; waits for nobody. The one before must have been taken.
+  void post(int k, row_tag tag, std::vector<std::byte>&& body) {
+    const std::lock_guard lock(mutex_);
+    link& l = links_[static_cast<std::size_t>(k)];
+    l.tag = tag;
+    l.body = std::move(body);
+    ++l.id;
+    l.open = true;
+    l.answered = false;
+    l.posted = clock::now();
+    ++requests_;
+    sent_bytes_ += l.body.size();
+    transmit(k, l);
+  }
+  // Whether a request is posted and its reply not taken.
+  bool open(int k) const noexcept { return links_[static_cast<std::size_t>(k)].open; }
+  // Whether the reply is there. Throws comm_error if none will come.
+  bool answered(int k) {
+    const std::lock_guard lock(mutex_);
+    const link& l = links_[static_cast<std::size_t>(k)];
+    if (!l.answered) check(k);
+    return l.answered;
+  }
+  // Waits for the reply, for as long as the server lives, and takes it.
+  payload take(int k) {
+    std::unique_lock lock(mutex_);
+    link& l = links_[static_cast<std::size_t>(k)];
+    while (!l.answered) {
+      check(k);
+      // A system-clock wait, since ThreadSanitizer knows it.
+      changed_.wait_until(lock, std::chrono::system_clock::now() + std::chrono::milliseconds(100));
+    }
+    l.open = l.answered = false;
+    l.body.clear();
+    if (l.tag == row_tag::join) (void)put(k, row_tag::thanks, l.id, payload(0));
+    return std::move(l.reply);
+  }
+
+  struct counts {
+    std::uint64_t requests = 0, bytes = 0;  // messages with rows, both ways; their bytes
+  };
+  counts sent() const {
+    const std::lock_guard lock(mutex_);
+    return {requests_, sent_bytes_};
+  }
+
+ private:
+  static constexpr clock::duration longest_wait = std::chrono::seconds(30);
+
+  struct link {
+    row_tag tag = row_tag::push;
+    std::uint64_t id = 0;
+    std::vector<std::byte> body;
+    payload reply;
+    bool open = false, answered = false, sent = false;
+    std::string gone;  // why the server can't answer any more
+    int gone_by = -1;  // whose fault that is
+    clock::time_point posted{}, due{};
+    clock::duration round = std::chrono::milliseconds(125), wait{};  // until an answer, as far as known
+  };
+  struct letter {
+    int to;
+    std::uint64_t id;
+    payload body;
+  };
+
+  void check(int k) const {
+    if (broken_) std::rethrow_exception(broken_);
+    const link& l = links_[static_cast<std::size_t>(k)];
+    if (!l.gone.empty()) throw comm_error("data_parallel", messenger_->rank(), l.gone_by, l.gone);
+  }
+
+  // With the lock. Sends a request, if there is room; else the thread does.
+  void transmit(int k, link& l) {
+    l.sent = put(k, l.tag, l.id, payload(std::span<const std::byte>(l.body)));
+    l.wait = std::clamp<clock::duration>(2 * l.round, std::chrono::milliseconds(25), longest_wait);
+    l.due = clock::now() + l.wait;
+  }
+  bool put(int to, row_tag tag, std::uint64_t id, payload&& body) {
+    try {
+      return messenger_->try_send(to, static_cast<std::uint32_t>(tag), id, std::move(body));
+    } catch (const peer_error&) {  // news of it are on their way
+      return true;
+    }
+  }
+
+  void attend() {
+    clock::time_point end = (clock::time_point::max)(), again{};
+    const auto finished = [&] {
+      if (!stopping_) return false;
+      const auto now = clock::now();
+      end = (std::min<clock::time_point>)(end, now + std::chrono::milliseconds(500));
+      bool heard = outbox_.empty();
+      with_server([&](Server& s) {
+        if (s.heard() || hurries_) return;
+        heard = false;
+        if (now < again) return;
+        again = now + std::chrono::milliseconds(50);
+        s.remind(sender());
+      });
+      return hurries_ || heard || now >= end;
+    };
+    while (!finished()) {
+      try {
+        std::optional<message> m =
+            messenger_->receive(std::chrono::milliseconds(outbox_.empty() && !unsent_ && !stopping_ ? 20 : 1));
+        for (; m; m = messenger_->receive({})) heed(*m);
+        for (std::size_t i = outbox_.size(); i > 0; --i) {
+          letter l = std::move(outbox_.front());
+          outbox_.pop_front();
+          deliver(std::move(l));
+        }
+        repeat();
+      } catch (...) {
+        {
+          const std::lock_guard lock(mutex_);
+          broken_ = std::current_exception();
+        }
+        changed_.notify_all();
+        with_server([&](Server& s) {
+          s.fail(messenger_->rank(), "rank " + std::to_string(messenger_->rank()) + " failed as a server", sender());
+        });
+      }
+    }
+  }
+
+  auto sender() {
+    return [this](int rank, std::uint64_t id, std::vector<std::byte>&& bytes) {
+      {
+        const std::lock_guard lock(mutex_);
+        sent_bytes_ += bytes.size();
+      }
+      deliver({rank, id, payload(std::span<const std::byte>(bytes))});
+    };
+  }
+  // What a peer has no room for waits; what was left behind by a worker that has gone is dropped.
+  void deliver(letter&& l) {
+    if (!put(l.to, row_tag::reply, l.id, std::move(l.body))) outbox_.push_back(std::move(l));
+  }
+
+  void heed(message& m) {
+    if (m.kind == message_kind::data && m.tag == static_cast<std::uint32_t>(row_tag::reply)) return hear(m);
+    {
+      const std::lock_guard lock(mutex_);
+      const bool over = m.kind == message_kind::died || m.kind == message_kind::left;
+      if (over || m.kind == message_kind::refused) lose(m.from.rank, m.from.rank, std::string(m.body.text()));
+      if (m.kind == message_kind::gap && m.from.rank < static_cast<int>(links_.size()))
+        links_[static_cast<std::size_t>(m.from.rank)].due = {};
+    }
+    with_server([&](Server& s) { s.heed(m, sender()); });
+  }
+  // A server will not answer any more; what it has answered counts, and others answer or refuse by themselves.
+  void lose(int server, int rank, std::string&& why) {
+    if (server >= static_cast<int>(links_.size())) return;
+    link& l = links_[static_cast<std::size_t>(server)];
+    if (!l.gone.empty()) return;
+    l.gone = std::move(why);
+    l.gone_by = rank;
+    changed_.notify_all();
+  }
+
+  void hear(message& m) {
+    if (m.from.rank >= static_cast<int>(links_.size())) return;
+    const std::lock_guard lock(mutex_);
+    link& l = links_[static_cast<std::size_t>(m.from.rank)];
+    if (m.body.size() < sizeof(row_reply)) return;  // wakes this thread only
+    const auto head = row_head<row_reply>(m.body);
+    if (head.status == row_status::failed)
+      return lose(m.from.rank, static_cast<int>(head.staleness), std::string(m.body.text().substr(sizeof head)));
+    if (m.id != l.id || !l.open || l.answered) return;
+    if (head.status == row_status::missing) {
+      l.sent = false;
+    } else {
+      l.reply = std::move(m.body);
+      l.answered = true;
+      // Down at once, up by half: what was lost makes an exchange as long as the wait.
+      const auto took = clock::now() - l.posted;
+      l.round = took < l.round ? took : l.round + (took - l.round) / 2;
+      changed_.notify_all();
+    }
+  }
+
+  // Sends what isn't sent yet; asks servers that have been silent whether they have a request.
+  void repeat() {
+    const std::lock_guard lock(mutex_);
+    const auto now = clock::now();
+    unsent_ = false;
+    for (std::size_t k = 0; k < links_.size(); ++k) {
+      link& l = links_[k];
+      if (!l.open || l.answered) continue;
+      if (!l.sent) {
+        transmit(static_cast<int>(k), l);
+        unsent_ |= !l.sent;
+      } else if (now >= l.due) {
+        (void)put(static_cast<int>(k), row_tag::probe, l.id, payload(0));
+        l.wait = (std::min<clock::duration>)(2 * l.wait, longest_wait);
+        l.due = now + l.wait;
+      }
+    }
+  }
+
+  std::unique_ptr<Messenger> messenger_;
+  std::unique_ptr<Server> server_;
+  std::mutex serving_;        // the server; taken before the other one
+  mutable std::mutex mutex_;  // all below but the outbox
+  std::condition_variable changed_;
+  std::vector<link> links_;
+  std::uint64_t requests_ = 0, sent_bytes_ = 0;
+  std::exception_ptr broken_;
+  std::deque<letter> outbox_;  // of the thread
+  bool unsent_ = false;        // likewise
+  int unwinding_ = std::uncaught_exceptions();
+  std::atomic<bool> stopping_{false}, hurries_{false};
+  std::thread thread_;
+};
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace heddle

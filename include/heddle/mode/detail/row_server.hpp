@@ -1,0 +1,325 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/collective/detail/pieces.hpp>
+#include <heddle/comm/self.hpp>
+#include <heddle/mode/detail/row_wire.hpp>
+
+#include <optional>
+#include <utility>
+
+namespace heddle {
+inline namespace v0 {
+namespace detail {
+
+struct row_server_settings {
+  static constexpr std::uint64_t unbounded = (std::numeric_limits<std::uint64_t>::max)();
+
+  std::uint64_t staleness = unbounded;  // see async_ps
+  std::uint32_t merge = 1;
+  float compensation = 0.0f;
+  bool moves = false;  // pushes are added to the parameters; no rule
+};
+
+// The rule of a server that adds moves.
+struct no_rule {
+  static constexpr int slots = 0;
+  void update(float*, const float*, float* const*, std::size_t, const update_context&) const noexcept {}
+};
+
+// One server of rows: the parameters of its run of rows, the state of the update rule, and what each worker has pushed.
+// One thread at a time. Whoever changes a row notes the clock beside it before anybody can ask again, so that no change
+// of a row is ever missed: a worker is given the rows that changed after the clock that it has seen.
+template <class Rule, class Memory> class row_server {
+ public:
+  // values: the parameters of all rows, in order.
+  row_server(const Rule& rule, const Memory& memory, const row_map& map, int server, int workers, std::size_t tensors,
+             const row_server_settings& s)
+      : map_(&map),
+        server_(server),
+        first_(map.first(server)),
+        rows_(map.first(server + 1) - first_),
+        base_(map.start(first_)),
+        settings_(s),
+        values_(memory, map.start(first_ + rows_) - base_),
+        sent_(memory, s.compensation > 0.0f ? values_.size() * static_cast<std::size_t>(workers) : 0),
+        update_(rule, memory, values_.size(), tensors),
+        changed_(rows_, 0),
+        clients_(static_cast<std::size_t>(workers)),
+        lr_scales_(tensors, 1.0f),
+        decay_scales_(tensors, 1.0f) {
+    map.each(first_, first_ + rows_, [&](const row_map::row& r) {
+      if (!pieces_.empty() && pieces_.back().tensor == r.tensor)
+        pieces_.back().count += r.count;
+      else
+        pieces_.push_back({.tensor = r.tensor, .begin = r.begin, .count = r.count, .state = r.at - base_});
+    });
+  }
+
+  // Runs of elements of one tensor each, in order; where their state is.
+  const std::vector<piece>& pieces() const noexcept { return pieces_; }
+  auto& state() noexcept { return update_; }
+  std::size_t bytes() const noexcept {
+    return values_.bytes() + sent_.bytes() + update_.bytes() + changed_.size() * sizeof changed_[0];
+  }
+  std::uint64_t clock() const noexcept { return clock_; }
+  void scale(std::size_t tensor, float lr, float decay) { lr_scales_[tensor] = lr, decay_scales_[tensor] = decay; }
+  // New parameters: tensor(i) gives those of tensor i. All workers have them too.
+  template <class Tensor> void assign(Tensor&& tensor, std::uint64_t clock) {
+    for (const piece& p : pieces_) std::copy_n(tensor(p.tensor) + p.begin, p.count, values_.data() + p.state);
+    for (std::size_t at = 0; at < sent_.size(); at += values_.size())
+      std::copy_n(values_.data(), values_.size(), sent_.data() + at);
+    clock_ = clock;
+    std::fill(changed_.begin(), changed_.end(), 0);
+    for (client& c : clients_) c.read = clock;
+  }
+
+  // A message of a worker, or news of it. send(rank, id, bytes) sends a reply.
+  template <class Send> void heed(message& m, Send&& send) {
+    if (m.from.rank < 0 || static_cast<std::size_t>(m.from.rank) >= clients_.size()) return;
+    if (m.kind == message_kind::died || m.kind == message_kind::left) {
+      clients_[static_cast<std::size_t>(m.from.rank)].told = false;
+      if (failed_by_ < 0) fail(m.from.rank, std::string(m.body.text()), send);
+      return;
+    }
+    if (m.kind != message_kind::data) return;
+    client& c = clients_[static_cast<std::size_t>(m.from.rank)];
+    try {
+      take(c, m, send);
+    } catch (const argument_error& e) {
+      fail(m.from.rank, e.what(), send);
+    }
+  }
+  // Whether every worker that was told that all have joined has heard it, so that this rank may leave.
+  bool heard() const noexcept {
+    return std::none_of(clients_.begin(), clients_.end(), [](const client& c) { return c.told; });
+  }
+  // Answers those again who haven't heard it.
+  template <class Send> void remind(Send&& send) {
+    for (client& c : clients_)
+      if (c.told) answer(c, send);
+  }
+  // Nobody can go on: all learn why, before this rank leaves for the same reason.
+  template <class Send> void fail(int rank, const std::string& why, Send&& send) {
+    failed_by_ = rank;
+    failure_ = why;
+    for (std::size_t i = 0; i < clients_.size(); ++i)
+      if (static_cast<int>(i) != rank) refuse(static_cast<int>(i), clients_[i].taken, send);
+  }
+
+ private:
+  struct client {
+    std::uint64_t taken = 0, pushes = 0;  // the last request; pushes since all have joined
+    std::uint64_t read = 0, lag = 0;      // the clock of the last reply; staleness of the last gradient
+    row_request head{};                   // of the last request
+    payload body;                         // of a gradient that isn't applied yet
+    bool waiting = false, joined = false, skipped = false, kept = false;
+    bool told = false;  // that all have joined, and hasn't thanked yet
+  };
+
+  template <class Send> void take(client& c, message& m, Send& send) {
+    const auto rank = m.from.rank;
+    if (static_cast<row_tag>(m.tag) == row_tag::thanks) {
+      if (m.id == c.taken) c.told = false;
+      return;
+    }
+    if (failed_by_ >= 0) return refuse(rank, m.id, send);
+    if (static_cast<row_tag>(m.tag) == row_tag::probe) {
+      if (m.id > c.taken) return reply(rank, m.id, {.status = row_status::missing}, send);
+      if (m.id == c.taken && !c.waiting) answer(c, send);
+      return;
+    }
+    if (m.id <= c.taken) {  // repeated
+      if (m.id == c.taken && !c.waiting) answer(c, send);
+      return;
+    }
+    const row_request head = row_head<row_request>(m.body);
+    row_reader(m.body, head, *map_, server_);  // refuses a head that doesn't fit
+    if (c.kept) apply_kept();                  // a worker is in a mean once
+    c.taken = m.id;
+    c.head = head;
+    c.waiting = true;
+    c.skipped = c.told = false;
+    c.lag = clock_ - c.read;
+    if (static_cast<row_tag>(m.tag) == row_tag::join)
+      c.joined = true;
+    else
+      ++c.pushes;
+    const bool counts = !head.bad && head.samples > 0.0;
+    if (settings_.moves && (settings_.staleness > 0 || c.joined)) {
+      add(head, m.body);
+    } else if (!c.joined && (settings_.staleness == 0 || counts)) {
+      c.body = std::move(m.body);
+      c.kept = true;
+    }
+    go_on(send);
+  }
+
+  std::size_t active() const noexcept {
+    std::size_t n = 0;
+    for (const client& c : clients_) n += !c.joined;
+    return n;
+  }
+
+  // Applies and answers what can be.
+  template <class Send> void go_on(Send& send) {
+    const std::size_t n = active();
+    if (settings_.staleness == 0) {
+      bool all = n > 0;
+      for (const client& c : clients_) all &= c.joined || c.kept;
+      if (all) apply_kept();
+    } else {
+      std::size_t kept = 0;
+      for (const client& c : clients_) kept += c.kept;
+      if (kept > 0 && kept >= (std::min<std::size_t>)(settings_.merge, (std::max<std::size_t>)(n, 1))) apply_kept();
+    }
+    std::uint64_t least = settings_.unbounded;
+    for (const client& c : clients_)
+      if (!c.joined) least = (std::min)(least, c.pushes);
+    for (client& c : clients_) {
+      if (!c.waiting || (c.joined && n > 0)) continue;
+      const bool close = c.pushes <= least || c.pushes - least <= settings_.staleness;
+      if (c.joined || (settings_.staleness == 0 ? !c.kept : close)) {
+        c.waiting = false;
+        c.told = c.joined;
+        answer(c, send);
+      }
+    }
+    if (n > 0) return;
+    for (client& c : clients_) c.joined = false, c.pushes = 0;
+  }
+
+  // One update from all gradients that are kept: their mean, weighted by samples, in the order of ranks.
+  void apply_kept() {
+    double most = 0.0, sum = 0.0;
+    bool bad = false;
+    for (const client& c : clients_) {
+      if (!c.kept) continue;
+      bad |= c.head.bad != 0;
+      most = (std::max)(most, c.head.samples);
+    }
+    const bool skip = bad || !(most > 0.0);
+    std::vector<row_reader> from;
+    std::vector<const client*> whose;
+    float lr = 0.0f;
+    for (client& c : clients_) {
+      if (!c.kept) continue;
+      c.skipped = skip;
+      if (skip || !(c.head.samples > 0.0)) continue;
+      from.emplace_back(c.body, c.head, *map_, server_);
+      whose.push_back(&c);
+      sum += c.head.samples / most;
+      lr = c.head.lr;
+    }
+    if (!skip) {
+      for (;;) {
+        const row_reader* next = nullptr;
+        for (const row_reader& r : from)
+          if (!r.done() && (!next || r.row().number < next->row().number)) next = &r;
+        if (!next) break;
+        const row_map::row row = next->row();
+        bool begun = false;
+        for (std::size_t i = 0; i < from.size(); ++i) {
+          if (from[i].done() || from[i].row().number != row.number) continue;
+          collect(row, from[i].values(), *whose[i], whose[i]->head.samples / most, std::exchange(begun, true));
+          from[i].next();
+        }
+        settings_.moves ? move(row) : update(row, 1.0 / sum, lr);
+        changed_[row.number - first_] = clock_ + 1;
+      }
+      ++clock_;
+    }
+    for (client& c : clients_) {
+      if (!std::exchange(c.kept, false)) continue;
+      c.lag = c.skipped ? c.lag : clock_ - 1 - c.read;
+      c.body = {};
+    }
+  }
+
+  void collect(const row_map::row& row, const float* g, const client& c, double weight, bool more) {
+    total_.resize(row.count);
+    const float* const now = values_.data() + (row.at - base_);
+    const float* const then =
+        sent_.size() ? sent_.data() + static_cast<std::size_t>(&c - clients_.data()) * values_.size() + (row.at - base_)
+                     : now;
+    if (settings_.moves) weight = 1.0;
+    for (std::size_t k = 0; k < row.count; ++k) {
+      const float x = sent_.size() ? g[k] + settings_.compensation * g[k] * g[k] * (now[k] - then[k]) : g[k];
+      const double part = weight * static_cast<double>(x);
+      total_[k] = more ? total_[k] + part : part;
+    }
+  }
+  void update(const row_map::row& row, double factor, float lr) {
+    gradient_.resize(row.count);
+    for (std::size_t k = 0; k < row.count; ++k) gradient_[k] = static_cast<float>(total_[k] * factor);
+    const piece p{.tensor = row.tensor, .begin = row.begin, .count = row.count, .state = row.at - base_};
+    const auto view = [&](const piece& x) {
+      return piece_view<>{values_.data() + x.state,
+                          gradient_.data(),
+                          {lr * lr_scales_[x.tensor], static_cast<std::size_t>(clock_), decay_scales_[x.tensor]}};
+    };
+    if constexpr (layerwise<Rule>) update_.advance(static_cast<self*>(nullptr), {p}, view, {});
+    update_.apply(p, view, {});
+  }
+  void move(const row_map::row& row) {
+    float* const x = values_.data() + (row.at - base_);
+    for (std::size_t k = 0; k < row.count; ++k) x[k] += static_cast<float>(total_[k]);
+  }
+  // A worker's moves, at once.
+  void add(const row_request& head, const payload& body) {
+    bool some = false;
+    for (row_reader in(body, head, *map_, server_); !in.done(); in.next(), some = true) {
+      float* const x = values_.data() + (in.row().at - base_);
+      for (std::size_t k = 0; k < in.row().count; ++k) x[k] += in.values()[k];
+      changed_[in.row().number - first_] = clock_ + 1;
+    }
+    clock_ += some;
+  }
+
+  template <class Send> void answer(client& c, Send& send) {
+    const auto worker = static_cast<std::size_t>(&c - clients_.data());
+    row_writer out(c.head.half != 0);
+    map_->each(first_, first_ + rows_, [&](const row_map::row& r) {
+      if (changed_[r.number - first_] <= c.head.seen) return;
+      const float* const x = values_.data() + (r.at - base_);
+      out.add(static_cast<std::uint32_t>(r.number - first_), x, r.count);
+      if (sent_.size()) std::copy_n(x, r.count, sent_.data() + worker * values_.size() + (r.at - base_));
+    });
+    const row_reply head{.clock = clock_, .staleness = c.lag, .skipped = c.skipped, .half = c.head.half};
+    c.read = clock_;
+    send(static_cast<int>(worker), c.taken, out.message(head, rows_));
+  }
+  template <class Send> void reply(int rank, std::uint64_t id, row_reply head, Send& send) {
+    std::vector<std::byte> out(sizeof head);
+    std::memcpy(out.data(), &head, sizeof head);
+    send(rank, id, std::move(out));
+  }
+  template <class Send> void refuse(int rank, std::uint64_t id, Send& send) {
+    const row_reply head{.staleness = static_cast<std::uint64_t>(failed_by_), .status = row_status::failed};
+    std::vector<std::byte> out(sizeof head + failure_.size());
+    std::memcpy(out.data(), &head, sizeof head);
+    std::memcpy(out.data() + sizeof head, failure_.data(), failure_.size());
+    send(rank, id, std::move(out));
+  }
+
+  const row_map* map_;
+  int server_;
+  std::size_t first_, rows_, base_;
+  row_server_settings settings_;
+  buffer<float, Memory> values_, sent_;  // sent_: with compensation, what each worker has read
+  piecewise<Rule, Rule::slots, Memory> update_;
+  std::vector<piece> pieces_;
+  std::vector<std::uint64_t> changed_;  // of each row: the clock when it changed last
+  std::uint64_t clock_ = 0;
+  std::vector<client> clients_;
+  std::vector<float> lr_scales_, decay_scales_;
+  std::vector<double> total_;
+  std::vector<float> gradient_;
+  int failed_by_ = -1;
+  std::string failure_;
+};
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace heddle

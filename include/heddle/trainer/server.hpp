@@ -1,0 +1,438 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/mode/async_geo_sgd.hpp>
+#include <heddle/mode/async_ps.hpp>
+#include <heddle/mode/geo_replica.hpp>
+#include <heddle/trainer/data_parallel.hpp>
+
+namespace heddle {
+inline namespace v0 {
+namespace detail {
+template <class Strategy>
+concept uses_servers = std::remove_cvref_t<decltype(Strategy::mode)>::averages == average::server;
+// Replicas that train alone push their moves; else ranks push gradients.
+template <class Mode> inline constexpr bool pushes_moves = requires(const Mode& m) { m.period; };
+}  // namespace detail
+
+/// @brief `data_parallel` under `async_ps` and `async_geo_sgd`: some or all ranks serve the parameters.
+///
+/// Each rank has a thread that serves. The communicator is used by the constructor, save() and load() alone; all else
+/// goes through messengers that the mode's connection opens.
+///
+///     hd::data_parallel dp{hd::strategy{.mode = hd::async_ps{.staleness = 4}}, comm, model.tensors(), hd::adamw{}};
+///
+/// Sync:   under `async_ps` step() waits for servers, and for ranks that are too far behind; under `async_geo_sgd` it
+///         never waits. join(), synchronize(), save() and load() wait for all ranks, however long these train.
+/// Throws: as `data_parallel`; comm_error from any call that waits if a rank has failed, or left without join().
+template <class Strategy, class Comm, class Optimizer>
+  requires(detail::uses_servers<Strategy>)
+class data_parallel<Strategy, Comm, Optimizer> {
+  using mode_type = std::remove_cvref_t<decltype(Strategy::mode)>;
+  using memory_type = std::remove_cvref_t<decltype(Strategy::memory)>;
+  static_assert(communicator<Comm>,
+                "heddle::data_parallel: the second argument must be a communicator; see docs/comm.md");
+  static_assert(
+      optimizer<Optimizer>,
+      "heddle::data_parallel: the fourth argument must be an update rule with slots and update(); see docs/optim.md");
+  static_assert(std::is_same_v<std::remove_cvref_t<decltype(Strategy::compressor)>, none>,
+                "heddle::data_parallel: .mode sends to servers, so .compressor must be none{}; see docs/mode.md");
+  static_assert(std::is_same_v<std::remove_cvref_t<decltype(Strategy::precision)>, full_precision>,
+                "heddle::data_parallel: .mode sends to servers, so .precision must be full_precision{}; see "
+                "docs/mode.md");
+  static constexpr bool moves = detail::pushes_moves<mode_type>;
+  static_assert(!moves || !has_derived_parameter<Optimizer>,
+                "heddle::data_parallel: this update rule makes parameters of its own state, so .mode must average "
+                "gradients, such as every_step{}; see docs/optim.md");
+  static constexpr int slots = Optimizer::slots;
+  using messenger_type =
+      typename decltype(std::declval<const mode_type&>().connection.open(std::declval<Comm&>()))::element_type;
+  using server_type = detail::row_server<Optimizer, memory_type>;
+  using node_type = detail::row_node<messenger_type, server_type>;
+  using replica_type = geo_replica<messenger_type, memory_type>;
+
+ public:
+  /// Element type of parameters and gradients.
+  using element = float;
+
+  /// As the other data_parallel.
+  data_parallel(const Strategy& plan, Comm& comm, std::span<const tensor> tensors, Optimizer rule,
+                unused missing = unused::error)
+      : plan_(checked(plan, rule, comm.size())),
+        tensors_(detail::checked(tensors, dtype::f32)),
+        rule_(rule),
+        missing_(missing),
+        groups_(tensors_.size()),
+        comm_(comm.duplicate()),
+        servers_(plan.mode.servers == 0 ? comm.size() : plan.mode.servers),
+        whole_(detail::whole(tensors_)),
+        map_(shapes(), servers_),
+        update_(rule, plan.memory, moves ? detail::extent(whole_) : 0, tensors_.size()),
+        seen_(static_cast<std::size_t>(servers_), 0),
+        unwinding_(std::uncaught_exceptions()) {
+    if (map_.rows() >= detail::all_rows)
+      throw argument_error("heddle::data_parallel: " + std::to_string(map_.rows()) +
+                           " rows, allowed are fewer than 2^32 - 1");
+    for (const tensor& t : tensors_) parameters_.push_back(static_cast<float*>(t.parameter));
+    const std::string kind = signature() + ", servers " + std::to_string(servers_);
+    detail::require_same(comm_, detail::fingerprint(tensors_, kind),
+                         "they bring tensors of different names, sizes or types, or different kinds of strategy");
+    if constexpr (moves) {
+      std::vector<geo_rows> rows;
+      for (std::size_t i = 0; i < tensors_.size(); ++i)
+        rows.push_back({parameters_[i], tensors_[i].count, width(i), in_rows(i)});
+      replica_ =
+          std::make_unique<replica_type>(plan_.mode.connection, comm_, std::move(rows),
+                                         geo_options{.servers = servers_, .period = plan_.mode.period}, plan_.memory);
+    } else {
+      for (std::size_t i = 0; i < tensors_.size(); ++i)
+        broadcast(comm_, std::span<float>(parameters_[i], tensors_[i].count));
+      std::unique_ptr<server_type> server;
+      if (comm_.rank() < servers_) {
+        server = std::make_unique<server_type>(
+            rule, plan_.memory, map_, comm_.rank(), comm_.size(), tensors_.size(),
+            detail::row_server_settings{
+                .staleness = plan_.mode.staleness, .merge = plan_.mode.merge, .compensation = plan_.mode.compensation});
+        server->assign([&](std::size_t t) { return parameters_[t]; }, 0);
+      }
+      node_ = std::make_unique<node_type>(plan_.mode.connection.open(comm_), std::move(server), servers_);
+      node_->meet();
+    }
+  }
+
+  data_parallel(const data_parallel&) = delete;
+  data_parallel& operator=(const data_parallel&) = delete;
+  /// Leaves. Ranks that still train learn it, and if an exception is on its way, those in save() or load() too.
+  ~data_parallel() {
+    if (std::uncaught_exceptions() > unwinding_)
+      comm_.fail("rank " + std::to_string(comm_.rank()) + " left its training loop by an exception");
+  }
+
+  /// Parameters to read in forward and backward, one pointer per tensor.
+  std::span<float* const> parameters() const noexcept { return detail::as_span(parameters_); }
+  /// 1.
+  float loss_scale() const noexcept { return 1.0f; }
+
+  /// As the other data_parallel; the same on all ranks, after the same steps.
+  void groups(std::span<const group_options> options) {
+    require_closed("groups");
+    for (const group_options& g : options) detail::check_group(g);
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      groups_[i] = tensors_[i].group < options.size() ? options[tensors_[i].group] : group_options{};
+      if constexpr (!moves)
+        node_->with_server([&](server_type& s) { s.scale(i, groups_[i].lr_scale, groups_[i].decay_scale); });
+    }
+  }
+
+  /// As the other data_parallel. Under `async_geo_sgd`, and without `merge` and a bound of 0, a weight of 0 means that
+  /// the gradient doesn't count, and others are not used.
+  void begin(const begin_options& o = {}) {
+    detail::check_begin(o);
+    require_closed("begin");
+    open_ = true;
+    samples_ = o.samples;
+    ready_.assign(tensors_.size(), 0);
+  }
+
+  /// As the other data_parallel.
+  void ready(std::size_t i) {
+    if (i >= tensors_.size())
+      throw argument_error("heddle::data_parallel::ready: tensor " + std::to_string(i) + " of " +
+                           std::to_string(tensors_.size()));
+    if (!open_) begin();
+    if (ready_[i])
+      throw argument_error("heddle::data_parallel::ready: tensor \"" + tensors_[i].name +
+                           "\" was ready before in this step");
+    ready_[i] = 1;
+  }
+
+  /// @brief Under `async_ps` pushes the gradient and takes the parameters that have changed; under `async_geo_sgd`
+  /// updates the replica, and exchanges what can be without waiting. `max_norm` limits this rank's own gradient.
+  /// Skipped if that isn't finite, or, with staleness 0, anybody's.
+  /// Throws: argument_error as the other data_parallel; comm_error.
+  step_result step(const step_options& o) {
+    detail::check_step(o, nullptr);
+    if (!open_) begin();
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      if (ready_[i]) continue;
+      if (missing_ == unused::error)
+        throw argument_error("heddle::data_parallel::step: tensor \"" + tensors_[i].name +
+                             "\" was never ready in this step; allowed with unused::treat_as_zero");
+      std::fill_n(gradient(i), tensors_[i].count, 0.0f);
+    }
+    open_ = false;
+    double squares = 0.0;
+    const bool counted = samples_ > 0.0;
+    for (std::size_t i = 0; counted && i < tensors_.size(); ++i)
+      squares += detail::squares(gradient(i), tensors_[i].count);
+    step_result result{.norm = std::sqrt(squares)};
+    const bool finite = std::isfinite(result.norm);
+    const double clip = o.max_norm > 0.0f && result.norm > o.max_norm ? o.max_norm / result.norm : 1.0;
+    const detail::scaling scale{static_cast<float>(clip), o.max_value};
+    result.skipped = !counted || !finite;
+    if constexpr (moves) {
+      if (!result.skipped) local_step(o, scale);
+      replica_->batch();
+    } else {
+      result.skipped |= push_all(o, scale, counted, finite);
+      result.met = !result.skipped;
+    }
+    (result.skipped ? skipped_ : steps_) += 1;
+    return result;
+  }
+
+  /// @brief Waits until every rank is here; then all replicas are equal. Collective.
+  /// Throws: argument_error if a step is open; comm_error.
+  void synchronize() {
+    require_closed("synchronize");
+    if constexpr (moves) {
+      replica_->join();
+    } else {
+      for (int k = 0; k < servers_; ++k) post(k, detail::row_tag::join, {}, detail::row_writer(false));
+      take_all();
+    }
+  }
+
+  /// Says that this rank has no more batches, and waits until nobody has: as synchronize(). What this rank holds of the
+  /// parameters is served meanwhile.
+  void join() { synchronize(); }
+
+  /// @brief What the servers had of a tensor when this rank last heard of them; `count` elements.
+  /// Throws: argument_error if there is no such tensor.
+  std::span<const float> agreed(std::size_t tensor) const
+    requires(moves)
+  {
+    if (tensor >= tensors_.size())
+      throw argument_error("heddle::data_parallel::agreed: tensor " + std::to_string(tensor) + " of " +
+                           std::to_string(tensors_.size()));
+    return replica_->agreed(tensor);
+  }
+
+  /// @brief Writes parameters and all state to a directory, after synchronize(). Collective.
+  /// Throws: file_error on every rank if any rank can't write; the older checkpoint stays.
+  void save(const std::string& directory) {
+    synchronize();
+    detail::save_all(comm_, directory, [&](const detail::generation& now) {
+      detail::counters c{};
+      c.steps = steps_;
+      c.skipped = skipped_;
+      with_server([&](server_type& s) { c.clock = s.clock(); });
+      auto file = detail::pack(now, comm_.rank(), signature(), c, tensors_, visitor());
+      if constexpr (!moves) {
+        std::uint64_t servers = 0;
+        with_server([&](server_type& s) {
+          ++servers;
+          detail::pack_shards(file, s.pieces(), slots, [&](auto k, auto at) { return s.state().state(k, at); });
+        });
+        if (servers == 0) file.put(servers);  // no pieces
+      }
+      return file;
+    });
+  }
+
+  /// @brief Restores what save() wrote. Collective; also on another number of ranks or servers. The rule's state goes
+  /// to whoever serves the parameter; under `async_geo_sgd` rank r takes that of old rank r modulo their number. With
+  /// staleness 0, or on one rank, training goes on bit for bit.
+  /// Throws: file_error on every rank if any file is missing, damaged, or of another model or kind of strategy; nothing
+  /// has changed then.
+  void load(const std::string& directory) {
+    synchronize();  // nothing is under way any more
+    std::vector<detail::piece> mine_to_serve;
+    with_server([&](server_type& s) { mine_to_serve = s.pieces(); });
+    detail::shards<detail::piece> state(mine_to_serve, slots);
+    detail::saved mine;
+    detail::together all(comm_, "load");
+    all.succeed([&] {
+      const detail::checkpoint files(directory);
+      const detail::generation g = files.published();
+      const int ranks = static_cast<int>(g.ranks), own = comm_.rank() % ranks;
+      for (int k = 0; k < ranks && (k == 0 || (!moves && !state.complete())); ++k) {
+        auto file = detail::unpack(files, g, (own + k) % ranks, k == 0, signature(), tensors_, visitor(),
+                                   [&](archive_reader& in, const detail::counters&) {
+                                     if constexpr (!moves) state.read(in);
+                                   });
+        if (k == 0) mine = std::move(file);
+      }
+      if (!moves && !state.complete())
+        throw file_error("heddle::data_parallel::load: " + directory + " lacks the optimizer state of some elements");
+    });
+    all.check();
+    steps_ = mine.counts.steps;
+    skipped_ = mine.counts.skipped;
+    detail::restore(mine, tensors_, visitor());
+    if constexpr (moves) replica_->assign();
+    with_server([&](server_type& s) {
+      s.assign([&](std::size_t t) { return parameters_[t]; }, mine.counts.clock);
+      for (std::size_t k = 0; k < static_cast<std::size_t>(slots); ++k)
+        std::copy_n(state.values(k), state.elements(), s.state().state(k, 0));
+    });
+    std::fill(seen_.begin(), seen_.end(), 0);
+    (void)detail::everywhere(comm_, true);  // nobody pushes before all have it
+  }
+
+  /// What this rank has done; of a rank that serves, with the bytes of its answers.
+  heddle::report report() const {
+    heddle::report r;
+    r.steps = steps_;
+    r.skipped = skipped_;
+    r.state_bytes = update_.bytes();
+    if constexpr (moves) {
+      const geo_report g = replica_->report();
+      r.bytes_sent = g.bytes_sent;
+      r.messages = r.meetings = g.pushes;
+      r.reverted = g.reverted;
+      r.state_bytes += replica_->bytes();
+      std::copy(std::begin(g.staleness), std::end(g.staleness), r.staleness);
+    } else {
+      const auto sent = node_->sent();
+      r.bytes_sent = sent.bytes;
+      r.messages = sent.requests;
+      r.meetings = meetings_;
+      std::copy(std::begin(staleness_), std::end(staleness_), r.staleness);
+      node_->with_server([&](server_type& s) { r.state_bytes += s.bytes(); });
+    }
+    r.executor = "messengers, " + std::to_string(servers_) + " servers";
+    return r;
+  }
+
+ private:
+  static const Strategy& checked(const Strategy& plan, const Optimizer& rule, int ranks) {
+    plan.check();
+    detail::check_part(plan.mode);
+    detail::check_part(rule);
+    if (plan.mode.servers > ranks)
+      throw argument_error("heddle::data_parallel: servers is " + std::to_string(plan.mode.servers) +
+                           ", allowed is 0 .. " + std::to_string(ranks) + ", the number of ranks");
+    return plan;
+  }
+
+  void require_closed(const char* what) const {
+    if (open_)
+      throw argument_error(std::string("heddle::data_parallel::") + what + ": a step is open; call step() first");
+  }
+  std::string signature() const {
+    return detail::name_or(plan_.mode, "mode") + ", " + detail::name_or(rule_, "rule") + " with " +
+           std::to_string(slots) + " slots";
+  }
+  auto visitor() {
+    return [this](std::size_t i, auto&& f) {
+      f(parameters_[i], detail::state_kind::parameter);
+      for (std::size_t k = 0; moves && k < static_cast<std::size_t>(slots); ++k)
+        f(update_.state(k, whole_[i].state), detail::state_kind::rule);
+    };
+  }
+
+  float* gradient(std::size_t i) const noexcept { return static_cast<float*>(tensors_[i].gradient); }
+
+  // Whether a tensor travels by rows that have a gradient; else as pieces that always do.
+  bool in_rows(std::size_t i) const noexcept {
+    const tensor& t = tensors_[i];
+    if constexpr (!moves)
+      if (layerwise<Optimizer> || !plan_.mode.sparse) return false;
+    return t.rows > 0 && t.count > 0 && t.count % t.rows == 0;
+  }
+  std::size_t width(std::size_t i) const noexcept {
+    const tensor& t = tensors_[i];
+    if (in_rows(i)) return t.count / t.rows;
+    return !moves && layerwise<Optimizer> ? (std::max<std::size_t>)(t.count, 1) : 1024;
+  }
+  std::vector<detail::row_map::shape> shapes() const {
+    std::vector<detail::row_map::shape> all;
+    for (std::size_t i = 0; i < tensors_.size(); ++i) all.push_back({tensors_[i].count, width(i)});
+    return all;
+  }
+  template <class Function> void with_server(Function&& f) {
+    if constexpr (!moves) node_->with_server(f);
+  }
+
+  void post(int k, detail::row_tag tag, detail::row_request head, const detail::row_writer& rows) {
+    head.seen = seen_[static_cast<std::size_t>(k)];
+    node_->post(k, tag, rows.message(head, map_.first(k + 1) - map_.first(k)));
+  }
+  // Takes every server's answer; whether the update was skipped.
+  bool take_all() {
+    std::uint64_t stale = 0;
+    bool skipped = false;
+    for (int k = 0; k < servers_; ++k) {
+      const payload body = node_->take(k);
+      const auto head = detail::row_head<detail::row_reply>(body);
+      for (detail::row_reader in(body, head, map_, k); !in.done(); in.next())
+        std::copy_n(in.values(), in.row().count, parameters_[in.row().tensor] + in.row().begin);
+      seen_[static_cast<std::size_t>(k)] = head.clock;
+      stale = (std::max)(stale, head.staleness);
+      skipped |= head.skipped != 0;
+    }
+    last_staleness_ = stale;
+    return skipped;
+  }
+
+  // Under async_ps: whether the update was skipped.
+  bool push_all(const step_options& o, const detail::scaling& scale, bool counted, bool finite) {
+    const detail::row_request head{.samples = counted ? samples_ : 0.0, .lr = o.lr, .bad = counted && !finite};
+    for (std::size_t i = 0; counted && finite && i < tensors_.size(); ++i) {
+      float* const g = gradient(i);
+      if (scale.factor != 1.0f) convert_scaled(g, g, tensors_[i].count, scale.factor);
+      for (std::size_t k = 0; scale.limit > 0.0f && k < tensors_[i].count; ++k)
+        g[k] = std::clamp(g[k], -scale.limit, scale.limit);
+    }
+    for (int k = 0; k < servers_; ++k) {
+      detail::row_writer out(false);
+      map_.each(map_.first(k), counted && finite ? map_.first(k + 1) : map_.first(k), [&](const auto& r) {
+        const float* const g = gradient(r.tensor) + r.begin;
+        if (in_rows(r.tensor) && std::all_of(g, g + r.count, [](float x) { return x == 0.0f; })) return;
+        out.add(static_cast<std::uint32_t>(r.number - map_.first(k)), g, r.count);
+      });
+      post(k, detail::row_tag::push, head, out);
+    }
+    const bool skipped = take_all();
+    if (counted && finite && !skipped) {
+      ++meetings_;
+      ++staleness_[(std::min<std::uint64_t>)(last_staleness_, 15)];
+    }
+    return skipped;
+  }
+
+  // Under async_geo_sgd.
+  void local_step(const step_options& o, const detail::scaling& scale) {
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      if (!in_rows(i)) continue;
+      const std::size_t n = width(i);
+      for (std::size_t r = 0; r < tensors_[i].rows; ++r) {
+        const float* const g = gradient(i) + r * n;
+        if (std::any_of(g, g + n, [](float x) { return x != 0.0f; })) replica_->touch(i, r);
+      }
+    }
+    const auto view = [&](const detail::piece& p) {
+      const group_options& g = groups_[p.tensor];
+      return detail::piece_view<>{
+          parameters_[p.tensor], gradient(p.tensor), {o.lr * g.lr_scale, steps_, g.decay_scale}};
+    };
+    update_.advance(static_cast<Comm*>(nullptr), whole_, view, scale);
+    for (const detail::piece& p : whole_) update_.apply(p, view, scale);
+  }
+
+  Strategy plan_;
+  std::vector<tensor> tensors_;
+  Optimizer rule_;
+  unused missing_;
+  std::vector<group_options> groups_;
+  std::vector<float*> parameters_;
+  Comm comm_;
+  int servers_;
+  std::vector<detail::piece> whole_;  // every tensor as one piece
+  detail::row_map map_;
+  detail::piecewise<Optimizer, slots, memory_type> update_;  // of a replica that trains alone
+  std::vector<std::uint64_t> seen_;                          // each server's clock
+  int unwinding_;
+  bool open_ = false;
+  double samples_ = 1.0;
+  std::vector<unsigned char> ready_;
+  std::size_t steps_ = 0, skipped_ = 0, meetings_ = 0;
+  std::uint64_t staleness_[16] = {}, last_staleness_ = 0;
+  std::unique_ptr<node_type> node_;        // under async_ps
+  std::unique_ptr<replica_type> replica_;  // under async_geo_sgd
+};
+
+}  // namespace v0
+}  // namespace heddle

@@ -1,0 +1,344 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#include <heddle/comm/lossy.hpp>
+#include <heddle/mode/geo_sgd.hpp>
+#include <heddle/optim/lamb.hpp>
+#include <heddle/trainer/hogwild.hpp>
+#include <heddle/trainer/server.hpp>
+
+#include "support.hpp"
+
+#include <atomic>
+#include <barrier>
+
+namespace {
+
+template <class Function> void on_threads(int ranks, Function f) {
+  hd::threads::run({.ranks = ranks, .deadline = std::chrono::seconds(60)}, f);
+}
+
+// Messengers that lose, repeat and reorder.
+struct lossy_connection {
+  hd::losses losses{.drop = 0.1, .duplicate = 0.2, .reorder = 0.2};
+
+  struct owner {
+    std::unique_ptr<hd::threads::messenger> below;
+  };
+  struct bad_messenger : private owner, public hd::lossy<hd::threads::messenger> {
+    bad_messenger(std::unique_ptr<hd::threads::messenger> m, const hd::losses& l)
+        : owner{std::move(m)}, hd::lossy<hd::threads::messenger>(*below, l) {}
+  };
+  template <class Comm> std::unique_ptr<bad_messenger> open(Comm& comm) const {
+    return std::make_unique<bad_messenger>(hd::threads::connection{}.open(comm), losses);
+  }
+};
+
+const auto together = hd::strategy{.mode = hd::async_ps{.staleness = 0}};
+
+// A trainer's life with uneven data: rank r takes 4 + 3 r steps of an epoch; then it is saved, and another one goes on.
+template <class Plan> std::vector<std::vector<float>> lifetime(const Plan& plan, int ranks, float lr) {
+  const scratch_directory scratch;
+  std::vector<std::vector<float>> out(static_cast<std::size_t>(ranks));
+  on_threads(ranks, [&](auto& comm) {
+    quadratic m;
+    const auto epochs = [&](auto& dp, std::size_t first, std::size_t last) {
+      for (std::size_t e = first; e < last; ++e) {
+        for (std::size_t s = 0; s < 4 + 3 * static_cast<std::size_t>(comm.rank()); ++s) {
+          for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) {  // read as another rank may write
+            float* const to = static_cast<float*>(m.tensors()[i].parameter);
+            if (dp.parameters()[i] != to) hd::vector_asm::read(dp.parameters()[i], to, quadratic::sizes[i]);
+          }
+          train_step(dp, m, first_sample(13 * e + s, comm.rank(), ranks, 2), 2, lr);
+        }
+        dp.join();
+      }
+    };
+    {
+      hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{}};
+      epochs(dp, 0, 3);
+      dp.save(scratch.path());
+    }
+    const std::vector<float> saved = std::exchange(m.w, std::vector<float>(quadratic::count, -1.0f));
+    quadratic other;
+    m.w.swap(other.w);
+    hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{}};
+    dp.load(scratch.path());
+    dp.join();
+    RANK_CHECK(m.w == saved);
+    epochs(dp, 3, 5);
+    out[static_cast<std::size_t>(comm.rank())] = m.w;
+  });
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("a server that waits for everybody gives the bits of every_step over native") {
+  for (const int ranks : {1, 2, 3, 4, 8}) {
+    CAPTURE(ranks);
+    const auto plan = hd::strategy{.topology = hd::native{}};
+    CHECK(train(together, hd::sgd{.momentum = 0.9f}, ranks, 12, 0.05f) ==
+          train(plan, hd::sgd{.momentum = 0.9f}, ranks, 12, 0.05f));
+    if (ranks == 3) CHECK(train(together, hd::adamw{}, ranks, 12, 0.05f) == train(plan, hd::adamw{}, ranks, 12, 0.05f));
+  }
+}
+
+TEST_CASE("also where messages are lost, repeated and reordered") {
+  const auto lossy = hd::strategy{.mode = hd::async_ps<lossy_connection>{.servers = 2, .staleness = 0}};
+  CHECK(train(lossy, hd::sgd{}, 3, 5, 0.05f) == train(hd::strategy{.topology = hd::native{}}, hd::sgd{}, 3, 5, 0.05f));
+}
+
+TEST_CASE("every mode with uneven data, saved and resumed") {
+  const double start = quadratic::loss(quadratic{}.w);
+  const auto learns = [&](const auto& mode, float lr) {
+    CAPTURE(mode.name());
+    const auto w = lifetime(hd::strategy{.mode = mode}, 3, lr);
+    CHECK(all_equal(w));
+    CHECK(quadratic::loss(w[0]) < 0.2 * start);
+    return w[0];
+  };
+  const auto synchronous = learns(hd::every_step{}, 0.1f);
+  const auto served = learns(hd::async_ps{.servers = 2, .staleness = 0}, 0.1f);
+  CHECK(distance(served, {synchronous.begin(), synchronous.end()}) < 1e-6);
+  learns(hd::async_ps{.merge = 2}, 0.1f);
+  learns(hd::async_ps{.staleness = 2, .compensation = 0.04f}, 0.05f);
+  learns(hd::async_geo_sgd{.period = 3}, 0.05f);
+  learns(hd::local_sgd{.period = 3}, 0.1f);
+  learns(hd::geo_sgd{.period = 3}, 0.05f);
+  learns(hd::hogwild<>{}, 0.05f);
+}
+
+TEST_CASE("servers alone, and rows of a sparse gradient") {
+  // Rank 0 has no batches: it is a server alone. Others train an embedding whose rows have a gradient now and then.
+  const auto run = [](const auto& mode, std::uint64_t& bytes) {
+    std::vector<float> w(4000, 1.0f);
+    on_threads(3, [&](auto& comm) {
+      std::vector<float> mine(4000, 1.0f), g(4000);
+      std::vector<hd::tensor> t = hd::tensors(mine.data(), g.data(), std::array<std::size_t, 1>{4000});
+      t[0].rows = 1000;
+      hd::data_parallel dp{hd::strategy{.mode = mode}, comm, t, hd::sgd{}};
+      for (std::size_t s = 0; s < 5 && comm.rank() > 0; ++s) {
+        std::fill(g.begin(), g.end(), 0.0f);
+        const std::size_t row = 100 * s + static_cast<std::size_t>(comm.rank());
+        std::fill_n(&g[4 * row], 4, 1.0f);
+        dp.ready(0);
+        RANK_CHECK(!dp.step({.lr = 0.5f}).skipped);
+      }
+      dp.join();
+      if (comm.rank() == 1) bytes = dp.report().bytes_sent;
+      if (comm.rank() == 2) w = mine;
+    });
+    return w;
+  };
+  std::uint64_t dense, sparse, geo;
+  const auto expected = run(hd::async_ps{.servers = 1, .staleness = 0}, dense);
+  CHECK(run(hd::async_ps{.servers = 1, .staleness = 0, .sparse = true}, sparse) == expected);
+  for (std::size_t i = 0; i < 4000; ++i) {
+    const std::size_t row = i / 4;
+    REQUIRE(expected[i] == (row < 500 && (row % 100 == 1 || row % 100 == 2) ? 0.75f : 1.0f));
+  }
+  for (const float x : run(hd::async_geo_sgd{.servers = 1, .period = 2}, geo)) CHECK((x == 1.0f || x == 0.5f));
+  CHECK(sparse < dense / 20);
+  CHECK(geo < dense / 20);
+}
+
+TEST_CASE("on one rank a server and a replica give the bits of every_step, a step with a NaN skipped") {
+  const auto alone = [](const auto& plan, const auto& rule) {
+    quadratic m;
+    hd::self comm;
+    hd::data_parallel dp{plan, comm, m.tensors(), rule};
+    for (std::size_t s = 0; s < 20; ++s) {
+      quadratic::gradient(m.w.data(), m.g.data(), 2 * s, 2);
+      if (s == 7) m.g[3] = NAN;
+      for (std::size_t i = quadratic::sizes.size(); i-- > 0;) dp.ready(i);
+      CHECK(dp.step({.lr = 0.05f, .max_norm = s == 9 ? 1.0f : 0.0f}).skipped == (s == 7));
+    }
+    dp.join();
+    CHECK(dp.report().skipped == 1);
+    return m.w;
+  };
+  const hd::sgd rule{.momentum = 0.9f};
+  CHECK(alone(hd::strategy{.mode = hd::async_ps{}}, rule) == alone(hd::strategy{}, rule));
+  CHECK(alone(hd::strategy{.mode = hd::async_geo_sgd{.period = 3}}, rule) == alone(hd::strategy{}, rule));
+  CHECK(alone(together, hd::lamb{}) == alone(hd::strategy{}, hd::lamb{}));
+}
+
+TEST_CASE("a bound keeps ranks together, and gradients that come late are counted") {
+  std::atomic<std::size_t> begun[4] = {}, ended{0};
+  on_threads(4, [&](auto& comm) {
+    quadratic m;
+    const auto me = static_cast<std::size_t>(comm.rank());
+    hd::data_parallel dp{hd::strategy{.mode = hd::async_ps{.staleness = 2}}, comm, m.tensors(), hd::sgd{}};
+    for (std::size_t s = 1; s <= 30; ++s) {
+      if (me == 0 && s % 8 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(3));
+      ++begun[me];
+      train_step(dp, m, first_sample(s, comm.rank(), 4, 2), 2, 0.02f);
+      for (const auto& other : begun) RANK_CHECK(other + 2 >= s);
+    }
+    dp.join();
+    ++ended;
+    std::uint64_t pushes = 0;
+    for (const std::uint64_t n : dp.report().staleness) pushes += n;
+    RANK_CHECK(pushes == 30);
+  });
+  CHECK(ended == 4);
+}
+
+TEST_CASE("compensation and merged pushes are their definitions") {
+  // One element; a barrier makes the order: both ranks read w = 1, then rank 0 pushes 2, then rank 1 pushes 4.
+  const auto run = [](const auto& mode) {
+    float last = 0.0f;
+    std::barrier turn(2);
+    on_threads(2, [&](auto& comm) {
+      float w = 1.0f, g = comm.rank() ? 4.0f : 2.0f;
+      hd::data_parallel dp{hd::strategy{.mode = mode}, comm, hd::tensors(&w, &g, std::array<std::size_t, 1>{1}), hd::sgd{}};
+      const auto push = [&] {
+        dp.ready(0);
+        dp.step({.lr = 0.25f});
+      };
+      if (comm.rank() == 0) push();
+      turn.arrive_and_wait();
+      if (comm.rank() == 1) push();
+      turn.arrive_and_wait();  // who joins is no longer waited for
+      dp.join();
+      last = w;
+    });
+    return last;
+  };
+  CHECK(run(hd::async_ps{}) == 1.0f - 0.5f - 1.0f);
+  // 4 + 0.125 * 16 * (0.5 - 1) = 3
+  CHECK(run(hd::async_ps{.compensation = 0.125f}) == 1.0f - 0.5f - 0.75f);
+  CHECK(run(hd::async_ps{.merge = 2}) == 1.0f - 0.25f * 3.0f);
+}
+
+TEST_CASE("Geo-SGD on servers: after t pushes all but (1 - 1/N)^t of a move is there, and after join() all of it") {
+  std::barrier turn(4);
+  on_threads(4, [&](auto& comm) {
+    float w = 0.0f;
+    std::vector<hd::geo_rows> rows{{&w, 1, 1, false}};
+    hd::geo_replica<hd::threads::messenger> replica(hd::threads::connection{}, comm, rows,
+                                                    {.servers = 1, .period = 1, .wait = hd::geo_wait::at_once});
+    w += static_cast<float>(comm.rank() + 1);
+    for (int t = 1; t <= 40; ++t) {
+      replica.batch();
+      turn.arrive_and_wait();
+      if (t == 4 || t == 40) {  // who pushed last has seen all
+        float most = 0.0f;
+        for (const float x : hd::detail::tell_ranks(comm, replica.agreed(0)[0])) most = std::max(most, x);
+        RANK_CHECK(std::fabs(most - 10.0 * (1.0 - std::pow(0.75, t))) < 1e-4);
+      }
+    }
+    replica.join();
+    RANK_CHECK(std::fabs(w - 10.0f) < 1e-5f);
+    RANK_CHECK(replica.agreed(0)[0] == w);
+  });
+}
+
+TEST_CASE("Geo-SGD on servers loses no move of a row, whoever changes it when, and over bad messengers") {
+  const auto sums = [](const auto& connection, hd::geo_wait wait, int ranks) {
+    on_threads(ranks, [&](auto& comm) {
+      std::vector<float> w(50 * 3, 0.0f);
+      std::vector<hd::geo_rows> rows{{w.data(), 0, 3, true}, {w.data(), w.size(), 3, true}};
+      auto opened = std::type_identity<typename decltype(connection.open(comm))::element_type>{};
+      hd::geo_replica<typename decltype(opened)::type> replica(connection, comm, rows, {.period = 2, .wait = wait});
+      for (std::size_t s = 0; s < 300; ++s) {
+        const std::size_t row = (s * 7 + static_cast<std::size_t>(comm.rank())) % 50;
+        for (std::size_t k = 0; k < 3; ++k) w[3 * row + k] += 1.0f;
+        replica.touch(1, row);
+        replica.batch();
+      }
+      if (comm.rank() == 0) replica.flush();
+      replica.join();
+      for (const float x : w) RANK_CHECK(std::fabs(x - 6.0f * static_cast<float>(ranks)) < 1e-4f);
+      RANK_CHECK(ranks == 1 || replica.report().pushes > 3);
+    });
+  };
+  sums(hd::threads::connection{}, hd::geo_wait::never, 4);
+  sums(hd::threads::connection{}, hd::geo_wait::before_next, 2);
+  sums(hd::threads::connection{}, hd::geo_wait::at_once, 1);
+  sums(lossy_connection{}, hd::geo_wait::never, 3);
+}
+
+TEST_CASE("a rank that leaves a server mode by an exception, or without join, ends the others' waits") {
+  const auto leaves = [](const auto& mode, bool throws) {
+    CAPTURE(mode.name(), throws);
+    std::atomic<int> told{0};
+    try {
+      on_threads(3, [&](auto& comm) {
+        quadratic m;
+        try {
+          hd::data_parallel dp{hd::strategy{.mode = mode}, comm, m.tensors(), hd::sgd{}};
+          if (comm.rank() == 1) {
+            if (throws) throw std::runtime_error("rank 1");
+            return;
+          }
+          for (std::size_t s = 0; s < 3; ++s) train_step(dp, m, s, 2, 0.1f);
+          dp.join();
+        } catch (const hd::comm_error&) {  // it names rank 1, or the rank that left because of it
+          ++told;
+        }
+      });
+    } catch (const std::runtime_error&) {
+      CHECK(throws);
+    }
+    CHECK(told == 2);
+  };
+  leaves(hd::async_ps{.servers = 1}, true);
+  leaves(hd::async_ps{.servers = 2}, false);
+  leaves(hd::async_ps{.staleness = 0}, true);
+  leaves(hd::async_geo_sgd{}, true);
+  leaves(hd::async_geo_sgd{.servers = 1}, false);
+}
+
+TEST_CASE("what servers hold goes on bit for bit, and on other numbers of ranks and servers") {
+  const scratch_directory scratch;
+  const auto run = [&](int ranks, int servers, std::size_t first, std::size_t last, bool load, bool save) {
+    std::vector<float> w;
+    on_threads(ranks, [&](auto& comm) {
+      quadratic m;
+      const auto plan = hd::strategy{.mode = hd::async_ps{.servers = servers, .staleness = 0}};
+      hd::data_parallel dp{plan, comm, m.tensors(), hd::adamw{}};
+      if (load) dp.load(scratch.path());
+      for (std::size_t s = first; s < last; ++s) train_step(dp, m, 2 * s, 2, 0.01f);
+      if (save) dp.save(scratch.path());
+      dp.join();
+      if (comm.rank() == 0) w = m.w;
+    });
+    return w;
+  };
+  const std::vector<float> whole = run(3, 0, 0, 20, false, false);
+  run(3, 0, 0, 10, false, true);
+  CHECK(run(3, 0, 10, 20, true, false) == whole);
+  CHECK(run(3, 1, 10, 20, true, false) == whole);
+  // All ranks have the same batches here, so their number changes no mean.
+  CHECK(distance(run(5, 2, 10, 20, true, false), {whole.begin(), whole.end()}) < 1e-6);
+  REQUIRE(::truncate((scratch.path() + "/checkpoint-1.rank-1").c_str(), 100) == 0);
+  on_threads(3, [&](auto& comm) {
+    quadratic m;
+    hd::data_parallel dp{together, comm, m.tensors(), hd::adamw{}};
+    RANK_CHECK_THROWS_AS(dp.load(scratch.path()), hd::file_error);
+    RANK_CHECK(m.w == quadratic{}.w);
+    dp.join();
+  });
+}
+
+TEST_CASE("server modes refuse numbers outside their range") {
+  quadratic m;
+  hd::self comm;
+  const auto refused = [&](const auto& mode) {
+    CHECK_THROWS_AS((hd::data_parallel{hd::strategy{.mode = mode}, comm, m.tensors(), hd::sgd{}}), hd::argument_error);
+  };
+  refused(hd::async_ps{.servers = 2});
+  refused(hd::async_ps{.servers = -1});
+  refused(hd::async_ps{.merge = 0});
+  refused(hd::async_ps{.compensation = -1.0f});
+  refused(hd::async_ps{.staleness = 0, .compensation = 1.0f});
+  refused(hd::async_geo_sgd{.period = 0});
+  hd::data_parallel dp{together, comm, m.tensors(), hd::sgd{}};
+  CHECK_THROWS_AS(dp.ready(5), hd::argument_error);
+  dp.ready(0);
+  CHECK_THROWS_AS(dp.ready(0), hd::argument_error);
+  CHECK_THROWS_AS(dp.join(), hd::argument_error);
+  CHECK_THROWS_AS(dp.step({.lr = -1.0f}), hd::argument_error);
+  CHECK_THROWS_AS(dp.step({.lr = 1.0f}), hd::argument_error);
+}
