@@ -1,7 +1,9 @@
 // SPDX-FileCopyrightText: The Heddle authors
 // SPDX-License-Identifier: Apache-2.0
+#include <heddle/comm/mpi_messenger.hpp>
 #include <heddle/comm/throttled.hpp>
 #include <heddle/mode/zero1.hpp>
+#include <heddle/trainer/server.hpp>
 
 #include "../trainer/support.hpp"
 
@@ -162,4 +164,22 @@ void train_over_mpi(std::size_t steps) {
 TEST_CASE("the program of docs/comm.md trains", "[threads]") {
   train_over_mpi(20);
   SUCCEED();
+}
+
+TEST_CASE("servers on mpi processes: synchronous bit for bit as on threads, and replicas that never wait", "[threads]") {
+  const int p = world_size();
+  const auto expected = train(hd::strategy{.topology = hd::native{}}, hd::sgd{}, p, 8, 0.05f);
+  on_ranks(p, settings(), [&](auto& comm) {
+    const auto trained = [&](const auto& mode, std::size_t steps, float lr) {
+      quadratic m;
+      hd::data_parallel dp{hd::strategy{.mode = mode}, comm, m.tensors(), hd::sgd{}};
+      for (std::size_t s = 0; s < steps; ++s) train_step(dp, m, first_sample(s, comm.rank(), p, 2), 2, lr);
+      dp.join();
+      return m.w;
+    };
+    CHECK(trained(hd::async_ps<hd::mpi::connection>{.servers = (p + 1) / 2, .staleness = 0}, 8, 0.05f) ==
+          expected[0]);
+    const auto w = trained(hd::async_geo_sgd<hd::mpi::connection>{.period = 4}, 40, 0.02f / static_cast<float>(p));
+    CHECK(quadratic::loss(w) < 0.3 * quadratic::loss(quadratic{}.w));
+  });
 }

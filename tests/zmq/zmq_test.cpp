@@ -3,8 +3,10 @@
 
 #include <heddle/comm/zmq.hpp>
 #include <heddle/core/philox.hpp>
+#include <heddle/trainer/server.hpp>
 
 #include "../comm/messenger_conformance.hpp"
+#include "../trainer/support.hpp"
 #include "processes.hpp"
 
 #include <memory>
@@ -260,4 +262,20 @@ TEST_CASE("what can't be bound or isn't understood") {
   CHECK(m.counts().discarded == 3);
   zmq_close(s);
   zmq_ctx_term(context);
+}
+
+TEST_CASE("parameter servers over ZeroMQ train bit for bit as every_step on threads") {
+  const folder sockets;
+  const auto there = sockets.addresses(3);
+  const auto expected = train(hd::strategy{.topology = hd::native{}}, hd::sgd{}, 3, 8, 0.05f);
+  hd::threads::run(3, [&](auto& comm) {
+    quadratic m;
+    const hd::zmq::connection connection{.address = there[static_cast<std::size_t>(comm.rank())]};
+    const auto plan = hd::strategy{.mode = hd::async_ps<hd::zmq::connection>{.connection = connection, .staleness = 0}};
+    hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{}};
+    for (std::size_t s = 0; s < 8; ++s) train_step(dp, m, first_sample(s, comm.rank(), 3, 2), 2, 0.05f);
+    dp.join();
+    RANK_CHECK(m.w == expected[0]);
+    RANK_CHECK_THROWS_AS(hd::zmq::connection{}.open(comm), hd::argument_error);
+  });
 }
