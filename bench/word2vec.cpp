@@ -1,17 +1,22 @@
 // SPDX-FileCopyrightText: The Heddle authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// about: words a second of examples/word2vec, against fastText, gensim, and a build with a data race
+// about: words a second of examples/word2vec, against fastText, gensim, a build with a data race, and on slow links
 // driver: script
 
 // bench/word2vec.sh runs this: word2vec TEXT skipgram|cbow vector_asm|relaxed|racy THREADS prints seconds per epoch, of the clock and of
 // processors;
-// word2vec TEXT count prints the words that are kept and the line ends.
+// word2vec TEXT count prints the words that are kept and the line ends;
+// word2vec TEXT replicas geo[PART]|async|sync|hogwild WORKERS MBIT PERIOD EPOCHS [ANALOGIES] prints seconds, megabytes sent by
+// a worker, and the percentage of analogies: workers are threads with a link each of so many Mbit/s, 0 for no bound.
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
 
-#include "../examples/word2vec/training.hpp"
+#include <deque>
+
+#include "../examples/word2vec/replicas.hpp"
+#include "../examples/word2vec/vectors.hpp"
 
 namespace {
 namespace hd = heddle;
@@ -42,6 +47,113 @@ template <class Race> void measure(const word2vec::options& o, const word2vec::v
   const double seconds = word2vec::train_shared<Race, hd::lines>(o, v, m, [](double, double, double) {}).seconds;
   std::printf("%.4f %.4f\n", seconds, static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC);
 }
+
+// Messengers whose rank sends over a link of its own, one message after the other; to itself at once.
+struct slow_connection {
+  double seconds_per_byte;
+
+  class messenger {
+    using clock = std::chrono::steady_clock;
+
+   public:
+    messenger(std::unique_ptr<hd::threads::messenger> inner, double beta) : inner_(std::move(inner)), beta_(beta) {}
+    ~messenger() {
+      while (!release()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    int rank() const { return inner_->rank(); }
+    int size() const { return inner_->size(); }
+    std::uint64_t life() const { return inner_->life(); }
+    std::uint64_t life_of(int r) const { return inner_->life_of(r); }
+    void connect(int r) { inner_->connect(r); }
+    void renew() { inner_->renew(); }
+    void send(hd::address to, std::uint32_t tag, std::uint64_t id, hd::payload&& body) {
+      try_send(to, tag, id, std::move(body));
+    }
+    bool try_send(hd::address to, std::uint32_t tag, std::uint64_t id, hd::payload&& body) {
+      if (to.rank == rank()) return inner_->try_send(to, tag, id, std::move(body));
+      const std::lock_guard lock(mutex_);
+      busy_ = std::max(busy_, clock::now()) + std::chrono::duration_cast<clock::duration>(std::chrono::duration<double>(
+                                                  beta_ * static_cast<double>(body.size() + 64)));
+      held_.push_back({to, tag, id, std::move(body), busy_});
+      return true;
+    }
+    std::optional<hd::message> receive(std::chrono::nanoseconds longest) {
+      const auto end = clock::now() + longest;
+      for (;;) {
+        release();
+        const auto left = std::min<clock::duration>(end - clock::now(), std::chrono::milliseconds(1));
+        auto m = inner_->receive(std::max<clock::duration>(left, {}));
+        if (m || clock::now() >= end) return m;
+      }
+    }
+
+   private:
+    struct late {
+      hd::address to;
+      std::uint32_t tag;
+      std::uint64_t id;
+      hd::payload body;
+      clock::time_point due;
+    };
+    // Whether all has left.
+    bool release() {
+      const std::lock_guard lock(mutex_);
+      for (; !held_.empty() && held_.front().due <= clock::now(); held_.pop_front()) {
+        late& l = held_.front();
+        try {
+          if (!inner_->try_send(l.to, l.tag, l.id, std::move(l.body))) return false;
+        } catch (const hd::peer_error&) {
+        }
+      }
+      return held_.empty();
+    }
+
+    std::unique_ptr<hd::threads::messenger> inner_;
+    double beta_;
+    std::mutex mutex_;
+    std::deque<late> held_;
+    clock::time_point busy_{};
+  };
+
+  template <class Comm> std::unique_ptr<messenger> open(Comm& comm) const {
+    return std::make_unique<messenger>(hd::threads::connection{}.open(comm), seconds_per_byte);
+  }
+};
+
+int replicas(word2vec::options& o, const word2vec::vocabulary& v, int argc, char** argv) {
+  if (argc < 8) return 2;
+  const std::string mode = argv[3];
+  o.threads = std::strtoul(argv[4], nullptr, 10);
+  const double mbit = std::strtod(argv[5], nullptr);
+  o.period = std::strtoul(argv[6], nullptr, 10);
+  o.epochs = std::strtoul(argv[7], nullptr, 10);
+  word2vec::model m(v.size(), o.size, o.seed);
+  const auto silent = [](double, double, double) {};
+  std::uint64_t sent = 0;
+  double seconds = 0.0;
+  if (mode == "hogwild") {
+    seconds = word2vec::train_shared<hd::vector_asm, hd::lines>(o, v, m, silent).seconds;
+  } else {
+    hd::geo_options how = mode == "sync" ? word2vec::synchronous(o) : mode == "async" ? word2vec::async_ps(o) : word2vec::geo_sgd(o);
+    how.half = true;
+    // What the answer to a push brings is there at the next push, however slow the link is: so quality doesn't depend on it.
+    if (mode.starts_with("geo")) {
+      how.wait = hd::geo_wait::before_next;
+      how.part = std::strtod(mode.c_str() + 3, nullptr);
+    }
+    const slow_connection link{mbit > 0.0 ? 8e-6 / mbit : 0.0};
+    seconds = word2vec::train_replicas<hd::lines>(o, v, m, how, link, silent, &sent).seconds;
+  }
+  double right = 0.0, asked = 0.0;
+  if (argc > 8) {
+    const word2vec::directions d(v, m);
+    for (const auto& [name, s] : word2vec::analogies(argv[8], d, std::min<std::size_t>(o.restrict_to, v.size()), 2))
+      if (name == "all") right = static_cast<double>(s.right), asked = static_cast<double>(s.asked);
+  }
+  std::printf("%.3f %.2f %.1f\n", seconds, static_cast<double>(sent) / 1e6 / static_cast<double>(o.threads),
+              asked > 0.0 ? 100.0 * right / asked : 0.0);
+  return 0;
+}
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -54,6 +166,10 @@ int main(int argc, char** argv) {
   if (model == "count") {
     std::printf("%zu\n", static_cast<std::size_t>(v.total()));
     return 0;
+  }
+  if (model == "replicas") {
+    o.rate = 0.025;
+    return replicas(o, v, argc, argv);
   }
   o.cbow = model == "cbow";
   o.rate = o.cbow ? 0.05 : 0.025;

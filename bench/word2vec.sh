@@ -63,6 +63,22 @@ else
 fi
 compare skipgram.racy "ours skipgram vector_asm" "ours skipgram racy"
 compare skipgram.relaxed "ours skipgram vector_asm" "ours skipgram relaxed"
+
+# Replicas on parameter servers: four workers, each with a link of its own, over the first 4 MB. Geo-SGD exchanges after
+# 10 batches of 10,000 words of a worker, the others after each, synchronous ones while the next batch is computed; rows
+# that were touched, as float16.
+head -c 4000000 "$folder/text" | sed '$d' >"$folder/short"
+slow() {  # slow MODE MBIT PERIOD: words per second
+  "$program" "$folder/short" replicas "$1" 4 "$2" "$3" 1 | awk -v words="$(wc -w <"$folder/short")" '{ print words / $1 }'
+}
+for link in 1gbit:1000 100mbit:100; do
+  geo=$(slow geo0.5 "${link#*:}" 10)
+  for mode in sync:synchronous async:async_ps; do
+    awk -v name="geo.${link%:*}.${mode#*:}" -v a="$geo" -v b="$(slow "${mode%:*}" "${link#*:}" 1)" \
+      'BEGIN { printf "RATIO %s %.0f %.0f words/s %.3f\n", name, a, b, a / b }' | tee -a "$folder/log"
+  done
+done
+
 awk 'BEGIN { print "{\"ratios\": [" }
      $1 == "RATIO" { printf "%s{\"case\": \"%s\", \"ours\": %s, \"other\": %s, \"unit\": \"%s\", \"ratio\": %s}", n++ ? ",\n" : "", $2, $3, $4, $5, $6 }
      END { print "\n]}" }' "$folder/log" >"$json"

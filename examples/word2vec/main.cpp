@@ -7,6 +7,7 @@
 
 #include <tuple>
 
+#include "replicas.hpp"
 #include "vectors.hpp"
 
 #ifndef WORD2VEC_DATA
@@ -26,8 +27,27 @@ template <class Race> struct hogwild_mode {
     return train_shared<Race, Format>(o, v, m, progress);
   }
 };
+// Replicas meet at servers: as options() says.
+struct replica_mode {
+  const char* name;
+  hd::geo_options (*options)(const word2vec::options&);
+  template <class Format, class Progress>
+  outcome train(const word2vec::options& o, const vocabulary& v, model& m, Progress progress) const {
+#ifdef WORD2VEC_MPI
+    return train_processes<Format>(o, v, m, options(o), progress);
+#else
+    return train_replicas<Format>(o, v, m, options(o), hd::threads::connection{}, progress);
+#endif
+  }
+};
+#ifdef WORD2VEC_MPI
+constexpr std::tuple modes{replica_mode{"geo-sgd", geo_sgd}, replica_mode{"async-ps", async_ps},
+                           replica_mode{"synchronous", synchronous}};
+#else
 constexpr std::tuple modes{hogwild_mode<hd::vector_asm>{"hogwild"}, hogwild_mode<hd::relaxed>{"hogwild-relaxed"},
-                           hogwild_mode<hd::fetch_add>{"hogwild-fetch-add"}};
+                           hogwild_mode<hd::fetch_add>{"hogwild-fetch-add"}, replica_mode{"geo-sgd", geo_sgd},
+                           replica_mode{"async-ps", async_ps}, replica_mode{"synchronous", synchronous}};
+#endif
 
 // Calls f with the mode of this name.
 template <class Function> void with_mode(const std::string& name, Function f) {
@@ -76,7 +96,11 @@ template <class Format> double loss(const options& o, const vocabulary& v, model
 }
 
 template <class Format> int run(const options& o) {
+#ifdef WORD2VEC_MPI
+  const bool terminal = false;  // of which rank?
+#else
   const bool terminal = isatty(STDERR_FILENO) != 0;
+#endif
   const vocabulary v = count_words<Format>(o);
   if (v.size() < 3)
     throw usage_error(o.train + " has fewer than 2 words that occur " + std::to_string(o.min_count) + " times");
@@ -141,6 +165,13 @@ int main(int argc, char** argv) {
       std::fputs(help.c_str(), stdout);
       return 0;
     }
+#ifdef WORD2VEC_MPI
+    const auto world = hd::mpi::world({.level = hd::mpi::thread_level::multiple});  // MPI runs as long as this
+    if (world.rank() != 0) {  // the first rank speaks for all
+      o.output.clear();
+      if (!std::freopen("/dev/null", "w", stdout)) throw hd::file_error("word2vec: can't open /dev/null");
+    }
+#endif
     if (o.check && o.train.empty()) o.train = WORD2VEC_DATA;
     if (o.train.empty()) throw usage_error("--train FILE is missing");
     if (o.rate == 0.0) o.rate = o.cbow ? 0.05 : 0.025;

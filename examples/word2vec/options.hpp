@@ -14,7 +14,7 @@ using examples::usage_error;
 
 struct options {
   std::string train, output, analogies, similarities, nearest, mode = "hogwild";
-  std::size_t size = 100, window = 5, negative = 5, min_count = 5, epochs = 5, threads = 2, seed = 1,
+  std::size_t size = 100, window = 5, negative = 5, min_count = 5, epochs = 5, threads = 2, seed = 1, period = 10,
               restrict_to = 30000;
   double sample = 1e-4, rate = 0.0;  // 0: 0.025, or 0.05 with --cbow
   bool cbow = false, binary = false, check = false, help = false;
@@ -26,7 +26,11 @@ inline examples::option_table table_of(options& o) {
   t.text("train", "FILE", "the text: words between white space; lines are sentences", o.train);
   t.text("output", "FILE", "where the vectors go, in word2vec's format", o.output);
   t.flag("binary", "write the binary form of it", o.binary);
-  t.text("mode", "NAME", "how threads train: hogwild, hogwild-relaxed, hogwild-fetch-add", o.mode);
+  t.text("mode", "NAME",
+         "how threads train: hogwild, hogwild-relaxed, hogwild-fetch-add share the vectors; geo-sgd, async-ps, "
+         "synchronous have a replica each",
+         o.mode);
+  t.size("period", "of geo-sgd: batches of 10,000 words between exchanges", o.period, 1, 1000000);
   t.flag("cbow", "predict a word from the mean of its neighbours instead of from each (skip-gram)", o.cbow);
   t.size("size", "of a vector", o.size, 1, 4096);
   t.size("window", "most words on either side", o.window, 1, 1000);

@@ -1,7 +1,8 @@
 // SPDX-FileCopyrightText: The Heddle authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Skip-gram and CBOW with negative sampling, as word2vec.c defines them, on parameters that threads share (Hogwild).
+// Skip-gram and CBOW with negative sampling, as word2vec.c defines them, on parameters that threads share (Hogwild), or
+// on a replica for each rank (see replicas.hpp).
 
 #pragma once
 
@@ -20,9 +21,11 @@
 #include <cmath>
 #include <cstdio>
 #include <exception>
+#include <memory>
 #include <span>
 #include <thread>
 #include <type_traits>
+#include <utility>
 
 #include "options.hpp"
 #include "vocabulary.hpp"
@@ -54,6 +57,9 @@ class model {
   const float* input(std::size_t word) const { return input_.data() + word * stride_; }
   std::size_t size() const { return size_; }
   std::size_t stride() const { return stride_; }
+  /// All rows, one after the other.
+  std::span<float> inputs() { return {input_.data(), input_.size()}; }
+  std::span<float> outputs() { return {output_.data(), output_.size()}; }
 
  private:
   std::size_t size_, stride_;
@@ -108,13 +114,26 @@ struct constants {
   std::array<float, 1000> sigmoid;
 };
 
-/// One thread's part of training.
-template <class Race> class worker {
+/// Who wants to know which rows have changed: nobody.
+struct unwatched {
+  void input(std::uint32_t) const {}
+  void output(std::uint32_t) const {}
+};
+
+/// One thread's part of training. @tparam Watcher Is told which rows change.
+template <class Race, class Watcher = unwatched> class worker {
  public:
   static constexpr std::size_t longest = 1000;  // words of a sentence
 
-  worker(const options& o, const vocabulary& v, const constants& c, model& m, std::uint64_t stream)
-      : options_(o), words_(v), constants_(c), model_(m), counter_(stream << 40), own_(m.stride()), error_(m.stride()) {
+  worker(const options& o, const vocabulary& v, const constants& c, model& m, std::uint64_t stream, Watcher w = {})
+      : options_(o),
+        words_(v),
+        constants_(c),
+        model_(m),
+        watcher_(w),
+        counter_(stream << 40),
+        own_(m.stride()),
+        error_(m.stride()) {
     for (task* t : {&now_, &next_}) {
       t->inputs.resize(2 * o.window);
       t->rows.resize(1 + o.negative);
@@ -199,12 +218,15 @@ template <class Race> class worker {
     std::fill(error_.begin(), error_.end(), 0.0f);
     Race::exchange(own, rows_.data(), factors_.data(), t.targets, n, error);
     for (std::size_t k = 0; k < t.count; ++k) Race::add(model_.input(t.inputs[k]), error, 1.0f, n);
+    for (std::size_t k = 0; k < t.count; ++k) watcher_.input(t.inputs[k]);
+    for (std::size_t k = 0; k < t.targets; ++k) watcher_.output(t.rows[k]);
   }
 
   const options& options_;
   const vocabulary& words_;
   const constants& constants_;
   model& model_;
+  Watcher watcher_;
   std::uint64_t counter_;
   std::vector<std::uint32_t> sentence_;
   std::size_t length_ = 0;  // words of the text in the sentence, with those that don't count
@@ -228,72 +250,107 @@ template <class Format> vocabulary count_words(const options& o) {
   return v;
 }
 
+/// Where the text comes from: a queue of it for each thread; of a part of it, if other processes have the others.
+template <class Format> auto open_text(const options& o, std::size_t process = 0, std::size_t processes = 1) {
+  constexpr bool by_line = std::is_same_v<Format, hd::lines>;
+  return std::make_unique<hd::multi_queue_reader<Format>>(
+      Format{}, std::vector<std::string>{o.train},
+      hd::reader_options{.readers = 1,
+                         .queues = o.threads,
+                         .batch = by_line ? std::size_t{64} : std::size_t{10} * worker<hd::vector_asm>::longest,
+                         .epochs = o.epochs,
+                         .seed = o.seed,
+                         .deterministic = o.threads == 1,
+                         .rank = process,
+                         .ranks = processes});
+}
+
+/// Trains on one queue of the text, all epochs. tell(words) is called after every 10,000 words, and gives the rate to go
+/// on with.
+template <class Format, class Reader, class Worker, class Tell>
+void train_queue(Reader& reader, std::size_t queue, std::size_t epochs, Worker& w, Tell tell) {
+  constexpr bool by_line = std::is_same_v<Format, hd::lines>;
+  hd::text_batch batch;
+  float rate = tell(0);
+  std::uint64_t words = 0;
+  for (std::size_t epoch = 0; epoch < epochs; ++epoch) {
+    while (reader.pop(queue, batch)) {
+      for (std::size_t i = 0; i < batch.size(); ++i) {
+        if constexpr (by_line) {
+          for_each_word(batch[i], [&](std::string_view word) { words += w.take(word, rate); });
+          w.end(rate);
+          ++words;  // the end of the line
+        } else {
+          words += w.take(batch[i], rate);
+        }
+        if (words >= 10000) rate = tell(std::exchange(words, 0));
+      }
+      w.end(rate);
+    }
+  }
+  tell(words);
+}
+
+/// Counts what threads have done, and says the rate that follows from it.
+template <class Progress> class pace {
+  using clock = std::chrono::steady_clock;
+
+ public:
+  /// @param processes That train as fast as this one, each with an equal part of the text.
+  pace(const options& o, const vocabulary& v, Progress progress, std::size_t processes = 1)
+      : options_(o),
+        processes_(static_cast<double>(processes)),
+        all_(static_cast<double>(o.epochs) * static_cast<double>(v.total()) + 1.0),
+        done_(o.threads),
+        progress_(progress) {}
+
+  /// A thread has trained on so many words more.
+  float operator()(std::size_t thread, std::uint64_t words) {
+    done_.add(thread, words);
+    const double all_words = processes_ * static_cast<double>(done_.sum()), part = all_words / all_;
+    const double rate = options_.rate * std::max(1.0 - part, 1e-4);
+    if (thread == 0 && clock::now() - said_ >= std::chrono::milliseconds(500)) {
+      said_ = clock::now();
+      progress_(part, all_words / seconds(), rate);
+    }
+    return static_cast<float>(rate);
+  }
+  double seconds() const { return std::chrono::duration<double>(clock::now() - start_).count(); }
+  std::uint64_t words() const { return done_.sum(); }
+
+ private:
+  const options& options_;
+  double processes_, all_;
+  hd::thread_counters done_;
+  Progress progress_;
+  clock::time_point start_ = clock::now(), said_ = start_;
+};
+
 /// Trains by one process's threads. Calls progress(part, words per second, rate) at times.
 template <class Race, class Format, class Progress>
 outcome train_shared(const options& o, const vocabulary& v, model& m, Progress progress) {
-  using clock = std::chrono::steady_clock;
-  constexpr bool by_line = std::is_same_v<Format, hd::lines>;
   const constants c(o, v);
-  hd::thread_counters done(o.threads);
-  const double all = static_cast<double>(o.epochs) * static_cast<double>(v.total()) + 1.0;
-  hd::multi_queue_reader reader(Format{}, {o.train},
-                                {.readers = 1,
-                                 .queues = o.threads,
-                                 .batch = by_line ? std::size_t{64} : std::size_t{10} * worker<Race>::longest,
-                                 .epochs = o.epochs,
-                                 .seed = o.seed,
-                                 .deterministic = o.threads == 1});
-  const auto start = clock::now();
+  const auto reader = open_text<Format>(o);
+  pace<Progress> done(o, v, progress);
   std::vector<std::exception_ptr> failures(o.threads);
-  const auto work = [&](std::size_t thread) {
-    worker<Race> w(o, v, c, m, thread);
-    hd::text_batch batch;
-    float rate = static_cast<float>(o.rate);
-    std::uint64_t words = 0;
-    auto said = start;
-    const auto tell = [&] {
-      done.add(thread, words);
-      words = 0;
-      const double part = static_cast<double>(done.sum()) / all;
-      rate = static_cast<float>(o.rate * std::max(1.0 - part, 1e-4));
-      if (thread != 0 || clock::now() - said < std::chrono::milliseconds(500)) return;
-      said = clock::now();
-      progress(part, static_cast<double>(done.sum()) / std::chrono::duration<double>(said - start).count(), rate);
-    };
-    for (std::size_t epoch = 0; epoch < o.epochs; ++epoch) {
-      while (reader.pop(thread, batch)) {
-        for (std::size_t i = 0; i < batch.size(); ++i) {
-          if constexpr (by_line) {
-            for_each_word(batch[i], [&](std::string_view word) { words += w.take(word, rate); });
-            w.end(rate);
-            ++words;  // the end of the line
-          } else {
-            words += w.take(batch[i], rate);
-          }
-          if (words >= 10000) tell();
-        }
-        w.end(rate);
-      }
-    }
-    tell();
-  };
   std::vector<std::thread> threads;
   for (std::size_t t = 0; t < o.threads; ++t) {
     threads.emplace_back([&, t] {
       try {
-        work(t);
+        worker<Race> w(o, v, c, m, t);
+        train_queue<Format>(*reader, t, o.epochs, w, [&](std::uint64_t words) { return done(t, words); });
       } catch (...) {
         failures[t] = std::current_exception();
-        reader.stop();
+        reader->stop();
       }
     });
   }
   for (std::thread& t : threads) t.join();
-  const double seconds = std::chrono::duration<double>(clock::now() - start).count();
+  const double seconds = done.seconds();
   for (const std::exception_ptr& f : failures) {
     if (f) std::rethrow_exception(f);
   }
-  return {done.sum(), seconds, reader.report()};
+  return {done.words(), seconds, reader->report()};
 }
 
 }  // namespace word2vec

@@ -1,5 +1,6 @@
 // SPDX-FileCopyrightText: The Heddle authors
 // SPDX-License-Identifier: Apache-2.0
+#include "replicas.hpp"
 #include "vectors.hpp"
 
 #include "catch.hpp"
@@ -194,6 +195,30 @@ TEST_CASE("Threads read every word of every epoch, and words of one kind become 
   for (const auto& [cosine, w] : nearest(d, v.size(), v.find("w5"), 3)) {
     const int kind = std::stoi(v.word(w).substr(1)) / 4;
     CHECK(kind == 1);
+  }
+}
+
+TEST_CASE("Replicas on servers learn as threads that share do, and one alone to the bit") {
+  const file f(text(2000));
+  options o = options_for(f);
+  o.sample = 0.0;
+  const vocabulary v = count_words<hd::lines>(o);
+  model m(v.size(), o.size, o.seed), shared(v.size(), o.size, o.seed);
+  o.threads = 1;
+  train_shared<hd::vector_asm, hd::lines>(o, v, shared, silent);
+  train_replicas<hd::lines>(o, v, m, geo_sgd(o), hd::threads::connection{}, silent);
+  for (std::size_t w = 0; w < v.size(); ++w)
+    REQUIRE(std::memcmp(m.input(w), shared.input(w), m.stride() * sizeof(float)) == 0);
+  o.threads = 3;
+  o.period = 1;
+  for (const auto& mode : {geo_sgd(o), async_ps(o), synchronous(o)}) {
+    model learnt(v.size(), o.size, o.seed);
+    const outcome done = train_replicas<hd::lines>(o, v, learnt, mode, hd::threads::connection{}, silent);
+    CHECK(done.words == o.epochs * v.total());
+    for (const hd::epoch_report& e : done.read.epochs) CHECK((e.complete && e.delivered == 2000));
+    const directions d(v, learnt);
+    for (const auto& [cosine, w] : nearest(d, v.size(), v.find("w5"), 3))
+      CHECK(std::stoi(v.word(w).substr(1)) / 4 == 1);
   }
 }
 
