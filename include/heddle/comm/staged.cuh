@@ -38,7 +38,7 @@ template <class Comm> class staged : public detail::wrapper<Comm> {
  public:
   /// @param inner The communicator underneath. @param stream Must outlive this. @param s How.
   staged(Comm inner, cudaStream_t stream, const staging& s = {})
-      : detail::wrapper<Comm>(std::move(inner)), stream_(stream), staging_(s) {
+      : detail::wrapper<Comm>(std::move(inner)), stream_(stream), staging_(s), lent_(stream), scratch_(stream) {
     if (s.chunk < 1) throw argument_error("heddle::staged: chunk 0; allowed is 1 byte and above");
   }
   /// Takes over the other's memory.
@@ -47,18 +47,15 @@ template <class Comm> class staged : public detail::wrapper<Comm> {
         stream_(o.stream_),
         staging_(o.staging_),
         pinned_(std::exchange(o.pinned_, {})),
-        lent_(std::exchange(o.lent_, {})),
-        scratch_(std::exchange(o.scratch_, {})),
+        lent_(std::move(o.lent_)),
+        scratch_(std::move(o.scratch_)),
         events_(std::exchange(o.events_, {})),
         uploading_(std::exchange(o.uploading_, false)) {}
   ~staged() {
-    if (!pinned_.data && !lent_.data && !scratch_.data && events_.empty()) return;
+    if (!pinned_.data && events_.empty()) return;
     static_cast<void>(cudaStreamSynchronize(stream_));
     for (cudaEvent_t e : events_) static_cast<void>(cudaEventDestroy(e));
     if (pinned_.data) static_cast<void>(cudaFreeHost(pinned_.data));
-    for (const block& b : {lent_, scratch_}) {
-      if (b.data) static_cast<void>(cudaFreeAsync(b.data, stream_));
-    }
   }
 
   /// A duplicate in the same stream.
@@ -71,11 +68,11 @@ template <class Comm> class staged : public detail::wrapper<Comm> {
   void exchange(const header& h, std::span<const outgoing> out, std::span<const incoming> in, Apply&& apply) {
     std::size_t lent = 0;
     for (const incoming& m : in) lent += m.into ? 0 : rounded(m.bytes);
-    reserve(lent_, lent);
+    check("cudaMallocAsync", lent_.reserve(lent));
     arrivals_.clear();
     lent = 0;
     for (const incoming& m : in) {
-      arrivals_.push_back({m.into ? m.into : lent_.data + lent, 1});
+      arrivals_.push_back({m.into ? m.into : lent_.data() + lent, 1});
       lent += m.into ? 0 : rounded(m.bytes);
     }
     if (staging_.direct) {
@@ -88,8 +85,8 @@ template <class Comm> class staged : public detail::wrapper<Comm> {
 
   /// Device memory of at least so many bytes, aligned to 256; the next call may give the same.
   void* scratch(std::size_t bytes) {
-    reserve(scratch_, bytes);
-    return scratch_.data;
+    check("cudaMallocAsync", scratch_.reserve(bytes));
+    return scratch_.data();
   }
   /// Enqueues a copy of so many bytes.
   void copy(void* to, const void* from, std::size_t bytes) {
@@ -102,7 +99,7 @@ template <class Comm> class staged : public detail::wrapper<Comm> {
     std::size_t bytes = 0;
   };
 
-  static std::size_t rounded(std::size_t bytes) noexcept { return (bytes + 255) / 256 * 256; }
+  static std::size_t rounded(std::size_t bytes) noexcept { return detail::stream_buffer::rounded(bytes); }
 
   void check(const char* call, cudaError_t code) {
     if (code == cudaSuccess) return;
@@ -110,14 +107,6 @@ template <class Comm> class staged : public detail::wrapper<Comm> {
     inner_.fail(std::string(call) + ": " + cudaGetErrorString(code));
     throw cuda_error(call, code);
   }
-  void reserve(block& b, std::size_t bytes) {
-    if (bytes <= b.bytes) return;
-    if (b.data) check("cudaFreeAsync", cudaFreeAsync(std::exchange(b, {}).data, stream_));
-    void* p = nullptr;
-    check("cudaMallocAsync", cudaMallocAsync(&p, bytes, stream_));
-    b = {static_cast<std::byte*>(p), bytes};
-  }
-
   void note(std::span<const arrival> got) {
     for (std::size_t i = 0; i < got.size(); ++i) arrivals_[i].contributors = got[i].contributors;
   }
@@ -195,7 +184,8 @@ template <class Comm> class staged : public detail::wrapper<Comm> {
 
   cudaStream_t stream_;
   staging staging_;
-  block pinned_, lent_, scratch_;
+  block pinned_;
+  detail::stream_buffer lent_, scratch_;
   std::vector<cudaEvent_t> events_;
   bool uploading_ = false;
   std::vector<arrival> arrivals_;

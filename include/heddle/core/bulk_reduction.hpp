@@ -12,12 +12,12 @@ namespace heddle {
 inline namespace v0 {
 
 namespace detail {
-// One element of a reduction: the same values as a host leaf computes, for one index.
+// One element of a reduction: the same values as a host leaf computes, for one index, to each output.
 template <class Element, class Op, int Most>
 struct reduce_operands {
   const Element* in[Most];
-  int inputs;
-  Element* out;
+  Element* out[Most];
+  int inputs, outputs;
   double factor;
   Op op;
 
@@ -34,7 +34,8 @@ struct reduce_operands {
     } else if constexpr (adds) {
       a = static_cast<acc>(static_cast<double>(a) * factor);
     }
-    out[i] = cast_to<Element>(a);
+    const Element result = cast_to<Element>(a);
+    for (int k = 0; k < outputs; ++k) out[k][i] = result;
   }
 };
 }  // namespace detail
@@ -59,7 +60,7 @@ class bulk_leaf {
   /// The leaf; it refers to this object.
   leaf get() const noexcept {
     return {dtype_of<Element>, detail::reduction_id<Op>, std::is_same_v<typename detail::operation_parts<Op>::plain, mean>,
-            sizeof(Element), &reduce, this};
+            sizeof(Element), &reduce, this, &reduce_to};
   }
 
  private:
@@ -67,13 +68,18 @@ class bulk_leaf {
 
   static bool reduce(const void* context, const operand* in, int inputs, void* out, std::size_t count, int,
                      double factor) {
+    return reduce_to(context, in, inputs, &out, 1, count, factor);
+  }
+  static bool reduce_to(const void* context, const operand* in, int inputs, void* const* out, int outputs,
+                        std::size_t count, double factor) {
     const bulk_leaf& self = *static_cast<const bulk_leaf*>(context);
     if (inputs > most) {
       throw argument_error("heddle::bulk_leaf: " + std::to_string(inputs) +
                            " operands in one step, allowed are 64; choose a topology with smaller dimensions");
     }
-    detail::reduce_operands<Element, Op, most> f{{}, inputs, static_cast<Element*>(out), factor, self.op_};
+    detail::reduce_operands<Element, Op, most> f{{}, {}, inputs, outputs, factor, self.op_};
     for (int k = 0; k < inputs; ++k) f.in[k] = static_cast<const Element*>(in[k].data);
+    for (int k = 0; k < outputs; ++k) f.out[k] = static_cast<Element*>(out[k]);
     Backend::for_each(count, f, self.queue_);
     return false;
   }

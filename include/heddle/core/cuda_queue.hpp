@@ -9,6 +9,7 @@
 #endif
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <string>
 #include <utility>
 
@@ -111,6 +112,37 @@ struct cuda_order {
 inline void cuda_order::queue::wait(const event& e) const {
   if (e.get() != nullptr) detail::check_cuda("cuda::queue::wait", cudaStreamWaitEvent(stream, e.get(), 0));
 }
+
+namespace detail {
+// Device memory that grows, in the order of one stream.
+class stream_buffer {
+ public:
+  explicit stream_buffer(cudaStream_t s) : stream_(s) {}
+  stream_buffer(stream_buffer&& o) noexcept
+      : stream_(o.stream_), data_(std::exchange(o.data_, nullptr)), bytes_(std::exchange(o.bytes_, 0)) {}
+  ~stream_buffer() {
+    if (data_) static_cast<void>(cudaFreeAsync(data_, stream_));
+  }
+  // Memory of so many bytes; null for 0. What was there before may still be read by earlier work.
+  cudaError_t reserve(std::size_t bytes) {
+    if (bytes <= bytes_) return cudaSuccess;
+    if (data_) static_cast<void>(cudaFreeAsync(data_, stream_));
+    data_ = nullptr;
+    bytes_ = 0;
+    const cudaError_t code = cudaMallocAsync(&data_, bytes, stream_);
+    if (code == cudaSuccess) bytes_ = bytes;
+    return code;
+  }
+  std::byte* data() const noexcept { return static_cast<std::byte*>(data_); }
+  // The next piece of so many bytes begins that far behind this one.
+  static constexpr std::size_t rounded(std::size_t bytes) noexcept { return (bytes + 255) / 256 * 256; }
+
+ private:
+  cudaStream_t stream_;
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+}  // namespace detail
 
 }  // namespace v0
 }  // namespace heddle

@@ -69,6 +69,10 @@ struct leaf {
   std::size_t bytes;      ///< Size of one element.
   function reduce;        ///< The loop.
   const void* context;    ///< The user's functor, or null. Must outlive the call.
+  /// The same loop with several outputs, for memory of a device: each element goes to all of them. Null: none. Its
+  /// exponents are 0.
+  bool (*reduce_to)(const void* context, const operand* in, int inputs, void* const* out, int outputs,
+                    std::size_t count, double factor) = nullptr;
 
   /// Whether partial results are stored divided by a power of two: float16 sums, which would leave the range otherwise.
   constexpr bool scaled() const noexcept { return type == dtype::f16 && ((id & 15) == 1 || (id & 15) == 2); }
