@@ -11,6 +11,7 @@
 #include <heddle/comm/staged.cuh>
 
 #include <cmath>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,25 @@ std::vector<float> elements(int rank, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) v[i] = element(rank, i);
   return v;
 }
+
+// MPI, and where what it is given lies.
+struct watched : hd::detail::wrapper<hd::mpi::communicator> {
+  watched(hd::mpi::communicator c, bool* device) : wrapper(std::move(c)), device_(device) {}
+  watched duplicate() { return {inner_.duplicate(), device_}; }
+  template <class Apply>
+  void exchange(const hd::header& h, std::span<const hd::outgoing> out, std::span<const hd::incoming> in,
+                Apply&& apply) {
+    for (const hd::outgoing& m : out) see(m.data);
+    for (const hd::incoming& m : in) see(m.into);
+    inner_.exchange(h, out, in, std::forward<Apply>(apply));
+  }
+  void see(const void* p) {
+    cudaPointerAttributes a{};
+    hd::detail::check_cuda("attributes", cudaPointerGetAttributes(&a, p));
+    if ((a.type == cudaMemoryTypeDevice) != *device_) throw std::logic_error("a message in another kind of memory");
+  }
+  bool* device_;
+};
 }  // namespace
 
 TEST_CASE("device memory of processes is reduced through pinned memory") {
@@ -60,8 +80,10 @@ TEST_CASE("device memory of processes is reduced through pinned memory") {
   const hd::cuda::queue q{stream};
   {
     // Chunks above and below MPI's limit between short and long messages, and ranks with different numbers of chunks.
-    for (const std::size_t chunk : {std::size_t{1000}, std::size_t{6000}, std::size_t{1} << 20}) {
-      hd::staged comm(world.duplicate(), stream, {.chunk = chunk});
+    // Chunk 0 stands for an MPI that is given the device's pointers; on the emulated device they are the process's own.
+    for (const std::size_t chunk : {1000, 6000, 1 << 20, 0}) {
+      bool direct = chunk == 0;
+      hd::staged comm(watched(world.duplicate(), &direct), stream, {.chunk = direct ? 1 : chunk, .direct = direct});
       for (const std::size_t n : {1, 17, 10'007}) {
         INFO("rank " << me << ", chunk " << chunk << ", " << n << " elements");
         std::vector<float> want(n);
