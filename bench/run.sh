@@ -15,14 +15,14 @@ and writes bench/results/NAME.json. A peer that can't be had is a line SKIP <cas
 END
 }
 
-# field NAME FIELD: the text after "// FIELD: " in bench/NAME.cpp
-field() { sed -nE "s@^(//|#) *$2: *@@p" "$root/bench/$1.cpp"; }
+# field NAME FIELD: the text after "// FIELD: " in bench/NAME.cpp, or NAME.cu
+field() { sed -nE "s@^(//|#) *$2: *@@p" "$root/bench/$1".c*; }
 
 list() {
   local source name found=no
-  for source in "$root"/bench/*.cpp; do
+  for source in "$root"/bench/*.cpp "$root"/bench/*.cu; do
     [ -e "$source" ] || continue
-    name=$(basename "$source" .cpp) found=yes
+    name=$(basename "${source%.*}") found=yes
     printf '%-24s %s\n' "$name" "$(field "$name" about | head -n 1)"
   done
   [ $found = yes ] || echo "there is no benchmark yet"
@@ -35,6 +35,8 @@ case ${1-} in
 esac
 name=$1
 shift
+# One in CUDA is built and run by its own script.
+[ ! -e "$root/bench/$name.cu" ] || exec bash "$root/bench/$name.sh" "$@"
 if [ ! -e "$root/bench/$name.cpp" ]; then
   echo "bench/run.sh: no benchmark is called '$name'. There are:" >&2
   list >&2
