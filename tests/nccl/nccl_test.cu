@@ -5,6 +5,7 @@
 
 #include "../support/catch.hpp"
 #include "rank_check.hpp"
+#include "rank_device.cuh"
 
 #include <heddle/collective/all_reduce.cuh>
 #include <heddle/collective/gather.cuh>
@@ -29,43 +30,7 @@
 namespace hd = heddle;
 
 namespace nccl_test {
-
-// A rank's stream and device memory.
-class rank_device {
- public:
-  explicit rank_device(int device) {
-    if (cudaSetDevice(device) != cudaSuccess) throw std::runtime_error("no device " + std::to_string(device));
-    hd::detail::check_cuda("stream", cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-  }
-  rank_device(const rank_device&) = delete;
-  ~rank_device() {
-    for (void* p : blocks_) cudaFreeAsync(p, stream_);
-    cudaStreamSynchronize(stream_);
-    cudaStreamDestroy(stream_);
-  }
-  cudaStream_t stream() const { return stream_; }
-  hd::cuda::queue queue() const { return {stream_}; }
-  // Device memory with these elements; `host` must stay until the stream is waited for.
-  template <class Value> std::span<Value> put(const std::vector<Value>& host) {
-    if (host.empty()) return {};
-    void* p = nullptr;
-    hd::detail::check_cuda("put", cudaMallocAsync(&p, host.size() * sizeof(Value), stream_));
-    blocks_.push_back(p);
-    const std::size_t bytes = host.size() * sizeof(Value);
-    hd::detail::check_cuda("put", cudaMemcpyAsync(p, host.data(), bytes, cudaMemcpyDefault, stream_));
-    return {static_cast<Value*>(p), host.size()};
-  }
-  template <class Value, class Comm> std::vector<Value> get(Comm& comm, std::span<const Value> at) {
-    std::vector<Value> host(at.size());
-    comm.copy(host.data(), at.data(), at.size_bytes());
-    comm.synchronize();
-    return host;
-  }
-
- private:
-  cudaStream_t stream_ = nullptr;
-  std::vector<void*> blocks_;
-};
+using namespace device_test;
 
 bool enough_devices(int ranks) {
   int count = 0;
@@ -83,42 +48,6 @@ template <class Function> void run(int ranks, const hd::nccl::options& o, Functi
     f(host, comm, device);
     comm.synchronize();
   });
-}
-
-template <class Value> Value element(int rank, std::size_t i) {
-  const auto x = static_cast<double>((i * 7 + static_cast<std::size_t>(rank) * 13) % 31) - 15.0;
-  return static_cast<Value>(static_cast<float>(x * 0.25));
-}
-template <> int element<int>(int rank, std::size_t i) { return static_cast<int>(i % 97) * (rank + 1) - 40; }
-template <class Value> std::vector<Value> elements(int rank, std::size_t n) {
-  std::vector<Value> v(n);
-  for (std::size_t i = 0; i < n; ++i) v[i] = element<Value>(rank, i);
-  return v;
-}
-double wide(hd::bfloat16 x) { return static_cast<float>(x); }
-double wide(double x) { return x; }
-
-struct largest_magnitude {
-  HEDDLE_HD float operator()(float a, float b) const {
-    const float x = a < 0 ? -a : a, y = b < 0 ? -b : b;
-    return x > y || (x == y && a > b) ? a : b;
-  }
-};
-
-template <class Value, class Op> std::vector<double> reference(int ranks, std::size_t n, const Op&) {
-  std::vector<double> want(n);
-  for (std::size_t i = 0; i < n; ++i) {
-    double a = wide(element<Value>(0, i));
-    for (int r = 1; r < ranks; ++r) {
-      const double b = wide(element<Value>(r, i));
-      if constexpr (std::is_same_v<Op, hd::max>) a = a > b ? a : b;
-      else if constexpr (std::is_same_v<Op, largest_magnitude>)
-        a = std::fabs(a) > std::fabs(b) || (std::fabs(a) == std::fabs(b) && a > b) ? a : b;
-      else a += b;
-    }
-    want[i] = std::is_same_v<Op, hd::mean> ? a / ranks : a;
-  }
-  return want;
 }
 
 // One all-reduce of every size after the other, without waiting in between; what is wrong, in words.
@@ -155,6 +84,7 @@ std::string all_reduces(int ranks, const Topology& t, double roundoff, const Op&
 
 }  // namespace nccl_test
 
+using namespace device_test;
 using namespace nccl_test;
 
 // example-begin nccl
@@ -328,7 +258,7 @@ TEST_CASE("nccl: splits by host, whose names the settings may give") {
   CHECK(got[4] == std::vector<int>{2, 3, 0, 1, 21, 16, 4});
 }
 
-TEST_CASE("nccl: two levels of NCCL's own collectives, split by machine") {
+TEST_CASE("nccl: by default two levels of NCCL's own collectives, split by machine") {
   struct layout {
     std::string hosts;
     bool levels;
@@ -342,8 +272,8 @@ TEST_CASE("nccl: two levels of NCCL's own collectives, split by machine") {
       const auto me = static_cast<std::size_t>(host.rank());
       rank_device device(host.rank());
       const hd::nccl::options o{.host = x.hosts.substr(me, 1)};
-      hd::nccl::two_level comm(hd::nccl::connect(host, device.stream(), o));
-      RANK_CHECK(comm.levels() == x.levels);
+      hd::nccl::communicator comm = hd::nccl::connect(host, device.stream(), o);
+      RANK_CHECK(comm.levels() == x.levels && comm.duplicate().levels() == x.levels);
       std::vector<std::vector<float>> in;
       for (const std::size_t n : {0, 1, 2, 3, 17, 1025}) in.push_back(elements<float>(comm.rank(), n));
       for (const auto& v : in) {
@@ -363,6 +293,15 @@ TEST_CASE("nccl: two levels of NCCL's own collectives, split by machine") {
     });
     CHECK(wrong == std::vector<int>(x.hosts.size()));
   }
+  if (!enough_devices(4)) return;
+  hd::threads::run(4, [&](auto& host) {
+    rank_device device(host.rank());
+    const hd::nccl::options o{.host = host.rank() < 2 ? "a" : "b", .levels = false};
+    hd::nccl::communicator comm = hd::nccl::connect(host, device.stream(), o);
+    RANK_CHECK(!comm.levels());
+    comm.split_levels();
+    RANK_CHECK(comm.levels());
+  });
 }
 
 TEST_CASE("nccl: fingerprint names both sides where calls differ") {
@@ -436,14 +375,19 @@ TEST_CASE("nccl: an id travels through a file") {
   std::vector<int> sizes(2);
   hd::threads::run(2, [&](auto& host) {
     rank_device device(host.rank());
-    auto comm = hd::nccl::connect(host.rank(), 2, hd::nccl::share_through_file(path, host.rank()), device.stream());
+    auto comm = hd::nccl::connect(host.rank(), 2, hd::nccl::share_through_file(path, host.rank(), 2), device.stream(),
+                                    {.blocking = true});
     sizes[static_cast<std::size_t>(host.rank())] = comm.size();
   });
   std::remove(path.c_str());
   CHECK(sizes == std::vector<int>{2, 2});
-  const auto missing = hd::nccl::share_through_file(path, 1, std::chrono::milliseconds(20));
-  ncclUniqueId id;
-  CHECK_THROWS_AS(missing(id), hd::comm_error);
+  ncclUniqueId id{};
+  const auto missing = hd::nccl::share_through_file(path, 1, 2, std::chrono::milliseconds(20));
+  CHECK_THROWS_WITH(missing(id), Catch::Contains("rank 0 did not come to " + path));
+  // Rank 0 doesn't begin before the last rank has the id: it would block for ever if that never comes.
+  const auto alone = hd::nccl::share_through_file(path, 0, 2, std::chrono::milliseconds(20));
+  CHECK_THROWS_WITH(alone(id), Catch::Contains("rank 1 did not come to " + path));
+  std::remove(path.c_str());
   CHECK_THROWS_AS(hd::nccl::connect(2, 2, missing, nullptr), hd::argument_error);
 }
 
@@ -594,4 +538,40 @@ TEST_CASE("nccl: a pool over ncclMemAlloc gives memory that collectives take") {
     memory.deallocate(device.queue(), x, 4000, 256);
   });
   CHECK_THROWS_AS(hd::nccl_mem{}.allocate_sync(std::size_t{1} << 50, 256), hd::memory_error);
+}
+
+TEST_CASE("nccl: memory of its own and of the program's is registered, and given back") {
+  if (!enough_devices(4)) return;
+  std::size_t registered = 1;
+  hd::threads::run(4, [&](hd::threads::communicator& host) {
+    rank_device device(host.rank());
+    const hd::nccl::options o{.host = host.rank() < 2 ? "a" : "b", .registered = true};
+    hd::nccl::communicator comm = hd::nccl::connect(host, device.stream(), o);
+    hd::nccl_mem pages;
+    auto* const x = static_cast<float*>(pages.allocate_sync(4096, 256));
+    {
+      const hd::nccl::registration bucket = comm.register_memory(x, 4096);
+      const std::vector<float> ones(1000, 1.0f);
+      for (int round = 0; round < 2; ++round) {
+        comm.copy(x, ones.data(), 4000);
+        const std::span<float> s(x, 1000);
+        if (round == 0) hd::all_reduce(comm, hd::native{}, s, hd::sum{}, device.queue());
+        else hd::all_reduce(comm, hd::direct{}, s, hd::sum{}, device.queue());  // lends what it reduces
+        RANK_CHECK(device.get<float>(comm, s) == std::vector<float>(1000, 4.0f));
+      }
+      hd::barrier(comm);
+      comm.synchronize();
+#if __has_include(<emulated/control.h>)
+      // The bucket with three communicators, and what each rank lends: three messages of a quarter.
+      if (host.rank() == 0) registered = emulated::registered_with_nccl();
+#endif
+      hd::barrier(comm);
+      comm.synchronize();
+    }
+    pages.deallocate_sync(x, 4096, 256);
+  });
+#if __has_include(<emulated/control.h>)
+  CHECK(registered >= 4 * (3 * 4096 + 3 * 1000));
+  CHECK(emulated::registered_with_nccl() == 0);
+#endif
 }

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <heddle/comm/detail/nccl_session.hpp>
-#include <heddle/comm/detail/wrapper.hpp>
 
+#include <cstdio>
 #include <optional>
 #include <utility>
 
@@ -14,6 +14,28 @@ namespace nccl {
 class communicator;
 template <class Share>
 communicator connect(int rank, int size, Share&& share, cudaStream_t stream, const options& o = {});
+
+/// @brief Memory that is registered with the communicators of one rank, until this is destroyed.
+/// Made by communicator::register_memory. Destroy it before the memory is freed, when no collective uses it any more.
+class registration {
+ public:
+  /// Takes it over.
+  registration(registration&& o) noexcept : held_(std::exchange(o.held_, {})) {}
+  ~registration() {
+    for (const part& p : held_) {
+      if (!p.with->shared->failed()) ncclCommDeregister(p.with->comm, p.handle);  // else it went with its communicator
+    }
+  }
+
+ private:
+  friend class communicator;
+  struct part {
+    std::shared_ptr<detail::link> with;
+    void* handle;
+  };
+  registration() = default;
+  std::vector<part> held_;
+};
 
 /// @brief A rank of an NCCL communicator, with one stream of this rank's device.
 ///
@@ -55,22 +77,14 @@ class communicator {
 
   /// @brief Waits until everything enqueued in the stream is done.
   /// Throws: comm_error when NCCL reports an error, or nothing ends within the deadline.
-  void synchronize() {
-    detail::link& l = *link_;
-    const auto start = detail::clock::now();
-    cudaError_t code;
-    while ((code = cudaStreamQuery(l.stream)) == cudaErrorNotReady) {
-      l.require("synchronize");
-      l.require_time("synchronize", detail::clock::now() - start);
-      detail::rest(detail::clock::now() - start);
-    }
-    detail::forget_not_ready();
-    l.require("synchronize");
-    l.check("cudaStreamQuery", code);
-  }
+  void synchronize() { link_->drain("synchronize"); }
 
   /// @brief A second communicator of the same ranks. Collective.
-  communicator duplicate() { return *split(0, rank()); }
+  communicator duplicate() {
+    communicator second = *split(0, rank());
+    if (levels_) second.split_levels();
+    return second;
+  }
 
   /// @brief The ranks that give the same color, ordered by key, then rank, on the same stream. Collective.
   /// @param color 0 or more, or NCCL_SPLIT_NOCOLOR for a rank that gets none. @param key Orders the ranks.
@@ -114,6 +128,19 @@ class communicator {
     return *split(static_cast<int>(std::count(hosts.begin(), mine, *mine)), rank());
   }
 
+  /// @brief Lets `native{}` reduce in two levels, by communicators of NCCL for inside a machine and across machines.
+  ///
+  /// `connect` does so by itself, unless options::levels is false. Machines are told apart by `options::host`. Where
+  /// they have unequally many ranks, one each, or where there is one only, nothing changes. Collective; blocks.
+  void split_levels();
+  /// Whether `native{}` has two levels.
+  bool levels() const noexcept { return levels_ != nullptr; }
+
+  /// @brief Registers memory of the program's, such as the buckets of its gradients, with this communicator and its
+  /// levels, so that the network and the links between devices may read and write it without a copy: all of an
+  /// allocation of `nccl_mem`, for which NCCL does so.
+  registration register_memory(void* data, std::size_t bytes);
+
   /// @brief One round, enqueued; see above and the communicator concept.
   template <class Apply>
   void exchange(const header& h, std::span<const outgoing> out, std::span<const incoming> in, Apply&& apply) {
@@ -121,7 +148,7 @@ class communicator {
     l.require(name_of(h.kind));
     std::size_t lent = 0;
     for (const incoming& m : in) lent += m.into ? 0 : rounded(m.bytes);
-    l.check("cudaMallocAsync", l.stage.reserve(lent));
+    l.reserve(l.stage, lent);
     arrivals_.clear();
     lent = 0;
     if (!out.empty() || !in.empty()) {
@@ -145,7 +172,7 @@ class communicator {
 
   /// Device memory of at least so many bytes, aligned to 256; the next call may give the same.
   void* scratch(std::size_t bytes) {
-    link_->check("cudaMallocAsync", link_->scratch.reserve(bytes));
+    link_->reserve(link_->scratch, bytes);
     return link_->scratch.data();
   }
   /// Enqueues a copy of so many bytes.
@@ -153,26 +180,31 @@ class communicator {
     if (bytes) link_->check("cudaMemcpyAsync", cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, link_->stream));
   }
 
-  /// @brief NCCL's all-reduce, enqueued. A mean is NCCL's sum, divided once by `l`; of float16 it is NCCL's average,
-  /// which divides first, since the sum might leave the range. NCCL drops a NaN in min and max.
+  /// @brief NCCL's all-reduce, enqueued; with levels a reduce-scatter inside a machine, an all-reduce of the ranks that
+  /// have the same place across machines, and an all-gather inside. Elements that can't be divided among the ranks of a
+  /// machine, fewer than there are of them, are reduced flat. A mean is NCCL's sum, divided once by `l`; of float16 it
+  /// is NCCL's average, on each level, which divides first, since the sum might leave the range. NCCL drops a NaN in
+  /// min and max.
+  /// Wire:   with levels 2 n (X - 1) / X inside, 2 (n / X) (Y - 1) / Y across, on Y machines of X ranks.
   /// @param h Header. @param in Input, may equal `out`. @param out Output. @param count Elements. @param l The leaf.
   /// Throws: argument_error for an operation or type that NCCL hasn't.
   bool native_all_reduce(const header& h, const void* in, void* out, std::size_t count, const leaf& l) {
-    const ncclDataType_t type = type_of(l.type);
-    const bool divided_first = l.id == heddle::detail::reduction_id<mean> && l.type == dtype::f16;
-    const ncclRedOp_t op = divided_first ? ncclAvg : operation_of(l);
-    native(h, [&](detail::link& k) { return ncclAllReduce(in, out, count, type, op, k.comm, k.stream); });
-    return l.average && !divided_first && count ? divide(out, count, l) : false;
+    const bool divides = l.id == heddle::detail::reduction_id<mean> && l.type != dtype::f16;
+    leaf part = l;
+    if (divides) part.id = heddle::detail::reduction_id<sum>;
+    if (levels_) reduce_in_levels(h, in, out, count, part);
+    else reduce_flat(h, in, out, count, part);
+    return divides && count ? divide(out, count, l) : false;
   }
 
   /// @brief NCCL's reduce-scatter of `count` elements for each rank, enqueued.
   /// @param in size() * count elements. @param out This rank's; may be its place in `in`.
   bool native_reduce_scatter(const header& h, const void* in, void* out, std::size_t count, const leaf& l) {
+    const bool divides = l.id == heddle::detail::reduction_id<mean> && l.type != dtype::f16;
     const ncclDataType_t type = type_of(l.type);
-    const bool divided_first = l.id == heddle::detail::reduction_id<mean> && l.type == dtype::f16;
-    const ncclRedOp_t op = divided_first ? ncclAvg : operation_of(l);
+    const ncclRedOp_t op = divides ? ncclSum : operation_of(l);
     native(h, [&](detail::link& k) { return ncclReduceScatter(in, out, count, type, op, k.comm, k.stream); });
-    return l.average && !divided_first && count ? divide(out, count, l) : false;
+    return divides && count ? divide(out, count, l) : false;
   }
 
   /// @brief NCCL's all-gather of `bytes` bytes of each rank, enqueued. @param in May be this rank's place in `out`.
@@ -191,7 +223,7 @@ class communicator {
 
   explicit communicator(std::shared_ptr<detail::link> l) : link_(std::move(l)) {}
 
-  static std::size_t rounded(std::size_t bytes) noexcept { return (bytes + 255) / 256 * 256; }
+  static std::size_t rounded(std::size_t bytes) noexcept { return detail::stream_buffer::rounded(bytes); }
 
   static ncclDataType_t type_of(dtype t) {
     const int type = detail::type_of(t);
@@ -200,8 +232,8 @@ class communicator {
   }
   static ncclRedOp_t operation_of(const leaf& l) {
     switch (l.id) {
-      case 1:
-      case 2: return ncclSum;
+      case 1: return ncclSum;
+      case 2: return ncclAvg;  // of float16 only
       case 3: return ncclMin;
       case 4: return ncclMax;
       case 5: return ncclProd;
@@ -218,6 +250,14 @@ class communicator {
     link_->settle(name_of(h.kind), call(*link_));
   }
 
+  // NCCL's own all-reduce of these ranks; a mean divides first.
+  void reduce_flat(const header& h, const void* in, void* out, std::size_t count, const leaf& l) {
+    const ncclDataType_t type = type_of(l.type);
+    const ncclRedOp_t op = operation_of(l);
+    native(h, [&](detail::link& k) { return ncclAllReduce(in, out, count, type, op, k.comm, k.stream); });
+  }
+  void reduce_in_levels(const header& h, const void* in, void* out, std::size_t count, const leaf& l);
+
   // Of every rank's machine.
   std::vector<std::uint64_t> host_hashes() {
     std::vector<std::uint64_t> all(static_cast<std::size_t>(size()));
@@ -230,77 +270,59 @@ class communicator {
     return all;
   }
 
+  struct level_pair;
   std::shared_ptr<detail::link> link_;
+  std::shared_ptr<level_pair> levels_;
   std::uint16_t sequence_ = 0;
   std::vector<arrival> arrivals_;
 };
 static_assert(heddle::communicator<communicator> && stream_ordered<communicator> &&
               has_native_all_reduce<communicator>);
 
-/// @brief An NCCL communicator whose all-reduce (`native{}`) has two levels: reduce-scatter inside a machine,
-/// all-reduce of the ranks that have the same place across machines, all-gather inside, each of them NCCL's own.
-///
-/// Machines are told apart by `options::host`. Where they have unequally many ranks, one each, or where there is one
-/// only, it is NCCL's flat all-reduce. Everything else is the communicator's.
-/// Wire:   2 n (X - 1) / X inside, 2 (n / X) (Y - 1) / Y across, on Y machines of X ranks.
-/// State:  two communicators of NCCL's more.
-/// Sync:   the constructor and `duplicate` block; the all-reduce enqueues.
-/// Error:  what NCCL promises on each level; a mean divides once, but of float16, where NCCL divides on both.
-class two_level : public heddle::detail::wrapper<communicator> {
- public:
-  /// Splits `comm`. Collective.
-  explicit two_level(communicator comm) : wrapper(std::move(comm)) {
-    const std::vector<int> machine = inner_.machines();
-    const int machines = 1 + *std::max_element(machine.begin(), machine.end()), each = size() / machines;
-    bool even = machines > 1 && each > 1;
-    for (int m = 0; m < machines; ++m) even &= std::count(machine.begin(), machine.end(), m) == each;
-    if (!even) return;
-    inside_.emplace(inner_.split_by_host());
-    across_.emplace(inner_.split_across_hosts());
-  }
-
-  /// A second one of the same ranks. Collective.
-  two_level duplicate() { return two_level(inner_.duplicate()); }
-  /// The stream that it works in.
-  cudaStream_t stream() const noexcept { return inner_.stream(); }
-  /// Whether there are two levels.
-  bool levels() const noexcept { return inside_.has_value(); }
-
-  /// Forwards.
-  template <class Apply>
-  void exchange(const header& h, std::span<const outgoing> out, std::span<const incoming> in, Apply&& apply) {
-    inner_.exchange(h, out, in, std::forward<Apply>(apply));
-  }
-
-  /// @brief The all-reduce, enqueued; see communicator::native_all_reduce. Elements that can't be divided among the
-  /// ranks of a machine, fewer than there are of them, are reduced flat.
-  bool native_all_reduce(const header& h, const void* in, void* out, std::size_t count, const leaf& l) {
-    if (!inside_) return inner_.native_all_reduce(h, in, out, count, l);
-    const bool divides = l.id == heddle::detail::reduction_id<mean> && l.type != dtype::f16;
-    leaf part = l;
-    if (divides) {
-      part.id = heddle::detail::reduction_id<sum>;
-      part.average = false;
-    }
-    const std::size_t block = count / static_cast<std::size_t>(inside_->size());
-    const std::size_t bytes = block * l.bytes, whole = bytes * static_cast<std::size_t>(inside_->size());
-    auto* const to = static_cast<std::byte*>(out);
-    std::byte* const mine = to + bytes * static_cast<std::size_t>(inside_->rank());
-    const std::size_t rest = count % static_cast<std::size_t>(inside_->size());
-    if (rest) inner_.native_all_reduce(h, static_cast<const std::byte*>(in) + whole, to + whole, rest, part);
-    if (block) {
-      inside_->native_reduce_scatter(h, in, mine, block, part);
-      across_->native_all_reduce(h, mine, mine, block, part);
-      inside_->native_all_gather(h, mine, out, bytes);
-    }
-    const operand all{out, 0};
-    return divides && count && l.reduce(l.context, &all, 1, out, count, 0, 1.0 / size());
-  }
-
- private:
-  std::optional<communicator> inside_, across_;
+struct communicator::level_pair {
+  communicator inside, across;
 };
-static_assert(heddle::communicator<two_level> && stream_ordered<two_level> && has_native_all_reduce<two_level>);
+
+inline void communicator::split_levels() {
+  const std::vector<int> machine = machines();
+  const int several = 1 + *std::max_element(machine.begin(), machine.end()), each = size() / several;
+  bool even = several > 1 && each > 1;
+  for (int m = 0; m < several; ++m) even &= std::count(machine.begin(), machine.end(), m) == each;
+  if (!even) return;
+  const auto mine = machine.begin() + rank();
+  communicator inside = *split(*mine, rank());
+  communicator across = *split(static_cast<int>(std::count(machine.begin(), mine, *mine)), rank());
+  levels_ = std::make_shared<level_pair>(level_pair{std::move(inside), std::move(across)});
+}
+
+inline void communicator::reduce_in_levels(const header& h, const void* in, void* out, std::size_t count,
+                                           const leaf& l) {
+  auto& [inside, across] = *levels_;
+  const auto ranks = static_cast<std::size_t>(inside.size());
+  const std::size_t block = count / ranks, bytes = block * l.bytes, rest = count % ranks;
+  auto* const to = static_cast<std::byte*>(out);
+  std::byte* const mine = to + bytes * static_cast<std::size_t>(inside.rank());
+  if (rest) reduce_flat(h, static_cast<const std::byte*>(in) + bytes * ranks, to + bytes * ranks, rest, l);
+  if (block == 0) return;
+  const ncclDataType_t type = type_of(l.type);
+  const ncclRedOp_t op = operation_of(l);
+  inside.native(h, [&](detail::link& k) { return ncclReduceScatter(in, mine, block, type, op, k.comm, k.stream); });
+  across.reduce_flat(h, mine, mine, block, l);
+  inside.native_all_gather(h, mine, out, bytes);
+}
+
+inline registration communicator::register_memory(void* data, std::size_t bytes) {
+  registration r;
+  const auto add = [&](const std::shared_ptr<detail::link>& with) {
+    with->require("ncclCommRegister");
+    r.held_.push_back({with, nullptr});
+    const ncclResult_t code = ncclCommRegister(with->comm, data, bytes, &r.held_.back().handle);
+    with->settle("ncclCommRegister", code);
+  };
+  add(link_);
+  if (levels_) add(levels_->inside.link_), add(levels_->across.link_);
+  return r;
+}
 
 /// @brief Makes a communicator of `size` ranks. Collective.
 /// @param rank This rank. @param size Number of ranks.
@@ -327,42 +349,75 @@ communicator connect(int rank, int size, Share&& share, cudaStream_t stream, con
     config.blocking = o.blocking ? 1 : 0;
     return ncclCommInitRankConfig(made, size, id, rank, &config);
   };
-  return communicator(
-      std::make_shared<detail::link>(std::make_shared<detail::session>(o), stream, rank, nullptr, make));
+  communicator made(std::make_shared<detail::link>(std::make_shared<detail::session>(o), stream, rank, nullptr, make));
+  if (o.levels && size > 3) made.split_levels();
+  return made;
 }
 
 /// @brief The same over the ranks of another communicator, such as mpi::world() or that of threads::run.
 template <heddle::communicator Comm>
 communicator connect(Comm& other, cudaStream_t stream, const options& o = {}) {
   const auto share = [&](ncclUniqueId& id) {
-    std::vector<outgoing> out;
-    std::vector<incoming> in;
-    for (int r = 1; r < other.size() && other.rank() == 0; ++r) out.push_back({r, &id, sizeof id, 1});
-    if (other.rank() != 0) in.push_back({0, &id, sizeof id});
     const header h = begin_call(other, {.kind = operation_kind::control, .count = sizeof id});
-    // It returns when the messages have been taken, but on a receiver perhaps before another one has its own.
-    other.exchange(h, out, in, [](std::span<const arrival>) {});
+    // Rank 0 sends to all others, or all others to it.
+    const auto star = [&](bool to_root, void* data, std::size_t bytes) {
+      std::vector<outgoing> out;
+      std::vector<incoming> in;
+      for (int r = 1; r < other.size(); ++r) {
+        if (other.rank() != 0 && other.rank() != r) continue;
+        const int peer = other.rank() == 0 ? r : 0;
+        if ((peer == 0) == to_root) out.push_back({peer, data, bytes, 1});
+        else in.push_back({peer, to_root ? nullptr : data, bytes});
+      }
+      other.exchange(h, out, in, [](std::span<const arrival>) {});
+    };
+    char byte = 0;
+    star(false, &id, sizeof id);
+    star(true, &byte, 1);  // all have it,
+    star(false, &byte, 1);  // and know that
   };
   return connect(other.rank(), other.size(), share, stream, o);
 }
 
-/// @brief For connect: shares the id through a file that all ranks see. Rank 0 writes it, the others wait for it.
+/// @brief For connect: shares the id through a file that all ranks see, and returns when all have it.
+///
+/// Rank 0 writes it, the others say that they have read it by a file `path`.`rank` each, which rank 0 removes.
 /// @param path A file that doesn't exist yet; rank 0's program removes it when all are connected.
-/// @param rank This rank. @param deadline How long to wait.
-inline auto share_through_file(std::string path, int rank,
+/// @param rank This rank. @param size Number of ranks. @param deadline How long to wait.
+/// Throws: file_error if a file can't be written; comm_error naming the rank that hasn't come within the deadline.
+inline auto share_through_file(std::string path, int rank, int size,
                                std::chrono::nanoseconds deadline = std::chrono::seconds(30)) {
-  return [path = std::move(path), rank, deadline](ncclUniqueId& id) {
-    const auto start = detail::clock::now();
+  return [path = std::move(path), rank, size, deadline](ncclUniqueId& id) {
+    const auto write = [](const std::string& to, const char* bytes, std::size_t n) {
+      const std::string partial = to + ".partial";
+      std::ofstream file(partial, std::ios::binary);
+      file.write(bytes, static_cast<std::streamsize>(n));
+      file.close();
+      if (!file || std::rename(partial.c_str(), to.c_str()) != 0) throw file_error("heddle::nccl: can't write " + to);
+    };
+    const auto wait = [&, start = detail::clock::now()](int peer, auto&& come) {
+      while (!come()) {
+        if (detail::clock::now() - start > deadline)
+          throw comm_error("connect", rank, peer, "rank " + std::to_string(peer) + " did not come to " + path +
+                                                      " within the deadline");
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+    };
+    char all[sizeof id.internal + 1] = {};  // the last byte is there when all ranks have the id
+    const auto read = [&](std::size_t n) {
+      return !!std::ifstream(path, std::ios::binary).read(all, static_cast<std::streamsize>(n));
+    };
     if (rank == 0) {
-      const std::string partial = path + ".partial";
-      std::ofstream(partial, std::ios::binary).write(id.internal, sizeof id.internal);
-      if (std::rename(partial.c_str(), path.c_str()) != 0) throw file_error("heddle::nccl: can't write " + path);
-      return;
-    }
-    while (!std::ifstream(path, std::ios::binary).read(id.internal, sizeof id.internal)) {
-      if (detail::clock::now() - start > deadline)
-        throw comm_error("connect", rank, 0, "no NCCL id in " + path + " within the deadline");
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      std::copy_n(id.internal, sizeof id.internal, all);
+      write(path, all, sizeof id.internal);
+      for (int r = 1; r < size; ++r) wait(r, [&] { return !!std::ifstream(path + "." + std::to_string(r)); });
+      for (int r = 1; r < size; ++r) std::remove((path + "." + std::to_string(r)).c_str());
+      write(path, all, sizeof all);
+    } else {
+      wait(0, [&] { return read(sizeof id.internal); });
+      std::copy_n(all, sizeof id.internal, id.internal);
+      write(path + "." + std::to_string(rank), "", 0);
+      wait(0, [&] { return read(sizeof all); });
     }
   };
 }

@@ -35,8 +35,8 @@ struct nccl_kind {
 /// @brief Memory of the current device, from `ncclMemAlloc`: fit for NCCL's registered buffers, for which the network
 /// and the links between devices read and write it without a copy.
 ///
-/// Allocations are whole pages of the device, some MiB: put a `queue_pool` on it. Registering (`ncclCommRegister`) is
-/// the program's.
+/// Allocations are whole pages of the device, some MiB: put a `queue_pool` on it. Registering is the program's:
+/// `nccl::communicator::register_memory`.
 ///
 /// State:   as `cuda_device`.
 /// Sync:    a deallocation waits for the device. Thread-safe.

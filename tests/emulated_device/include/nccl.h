@@ -5,7 +5,7 @@
 /// @file
 /// @brief NCCL's types and functions, as of version 2.28, for ranks that are threads of this process.
 ///
-/// Limits: one stream per communicator in a group; no 8-bit floats, windows, registration, shrinking or growing. Each
+/// Limits: one stream per communicator in a group; no 8-bit floats, windows, shrinking or growing. Each
 /// rank of a communicator needs a device of its own, as NCCL demanded before version 2.30.
 
 #include <cuda_runtime.h>
@@ -86,6 +86,8 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm);
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
 ncclResult_t ncclCommAbort(ncclComm_t comm);
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error);
+ncclResult_t ncclCommRegister(const ncclComm_t comm, void* buffer, std::size_t bytes, void** handle);
+ncclResult_t ncclCommDeregister(const ncclComm_t comm, void* handle);
 ncclResult_t ncclCommCount(ncclComm_t comm, int* count);
 ncclResult_t ncclCommCuDevice(ncclComm_t comm, int* device);
 ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank);
@@ -113,4 +115,6 @@ ncclResult_t ncclReduce(const void* from, void* to, std::size_t count, ncclDataT
 namespace emulated {
 /// For tests: from now on this rank's operations don't end, and ncclCommGetAsyncError says `error`, until it aborts.
 void fail_nccl(ncclComm_t comm, ncclResult_t error);
+/// For tests: bytes that are registered with communicators, all together.
+std::size_t registered_with_nccl();
 }  // namespace emulated

@@ -126,14 +126,25 @@ group& own_group(const machine& m) {
   return g;
 }
 
-// What is known of ids, forgotten by reset().
+// A buffer that is registered with a communicator; its address is the handle.
+struct registered_buffer {
+  const rank_state* with;
+  const char* begin;
+  std::size_t bytes;
+};
+
+// What is known of ids and registered buffers, forgotten by reset().
 struct registry {
   std::uint64_t generation = 0;
   std::map<std::uint64_t, std::shared_ptr<clique>> by_id;
+  std::map<void*, std::unique_ptr<registered_buffer>> buffers;
 };
 registry& known(machine& m) {
   static registry r;
-  if (r.generation != m.generation) r = {m.generation, {}};
+  if (r.generation != m.generation) {
+    r = {};
+    r.generation = m.generation;
+  }
   return r;
 }
 
@@ -489,6 +500,12 @@ ncclResult_t drop(ncclComm_t comm, bool abort) {
   };
   for (auto& [number, x] : r.of->collectives) forget(x);
   for (auto& [number, x] : r.of->messages) forget(x);
+  std::erase_if(known(c.m).buffers, [&](const auto& b) {
+    if (b.second->with != &r) return false;
+    const std::string what = std::to_string(b.second->bytes) + " bytes registered with " + r.name();
+    if (!abort) c.m.blame(what + ", which is destroyed");
+    return true;
+  });
   c.m.alive.erase(comm);
   delete comm;
   return ncclSuccess;
@@ -496,6 +513,12 @@ ncclResult_t drop(ncclComm_t comm, bool abort) {
 
 }  // namespace
 
+std::size_t registered_with_nccl() {
+  const held hold(the_machine());
+  std::size_t bytes = 0;
+  for (const auto& [handle, b] : known(the_machine()).buffers) bytes += b->bytes;
+  return bytes;
+}
 void fail_nccl(ncclComm_t comm, ncclResult_t error) {
   const held hold(the_machine());
   fail(*comm->state, error, "a failure on purpose");
@@ -525,6 +548,11 @@ ncclResult_t ncclMemAlloc(void** pointer, std::size_t bytes) {
   return cudaMalloc(pointer, bytes) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
 }
 ncclResult_t ncclMemFree(void* pointer) {
+  {
+    call c(false);
+    for (const auto& [handle, b] : known(c.m).buffers)
+      if (b->begin == pointer) c.m.blame("ncclMemFree of memory that is registered with " + b->with->name());
+  }
   return cudaFree(pointer) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
 }
 
@@ -616,6 +644,25 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
   rank_state& r = *comm->state;
   if (!r.begun.empty() && c.m.random.coin()) settle(r);
   *error = r.error != ncclSuccess ? r.error : r.begun.empty() ? ncclSuccess : ncclInProgress;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommRegister(const ncclComm_t comm, void* buffer, std::size_t bytes, void** handle) {
+  call c(false);
+  if (!comm || !c.m.alive.contains(comm) || !handle || bytes == 0) return ncclInvalidArgument;
+  if (!c.m.find(buffer) || c.m.check_range(buffer, bytes) != cudaSuccess)
+    return fail(*comm->state, ncclInvalidArgument, "not memory of a device");
+  auto made = std::make_unique<registered_buffer>(
+      registered_buffer{comm->state.get(), static_cast<const char*>(buffer), bytes});
+  *handle = made.get();
+  known(c.m).buffers[*handle] = std::move(made);
+  return ncclSuccess;
+}
+ncclResult_t ncclCommDeregister(const ncclComm_t comm, void* handle) {
+  call c(false);
+  if (!comm || !c.m.alive.contains(comm)) return ncclInvalidArgument;
+  const auto found = known(c.m).buffers.find(handle);
+  if (found == known(c.m).buffers.end() || found->second->with != comm->state.get()) return ncclInvalidArgument;
+  known(c.m).buffers.erase(found);
   return ncclSuccess;
 }
 ncclResult_t ncclCommCount(ncclComm_t comm, int* count) {

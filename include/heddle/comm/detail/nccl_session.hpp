@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <heddle/comm/concept.hpp>
+#include <heddle/core/cuda_queue.hpp>
 
 #if !__has_include(<nccl.h>)
 #error "heddle/comm/nccl.hpp needs nccl.h: link the CMake target heddle::nccl"
@@ -34,6 +35,12 @@ struct options {
   bool blocking = false;
   /// Name of the machine that this rank runs on, for split_by_host; empty: the host name and the kernel's boot id.
   std::string host = {};
+  /// Whether `connect` prepares `native{}` to reduce inside machines and across them, where there are several machines
+  /// of equally many ranks, two or more: communicator::split_levels. Equal on all ranks.
+  bool levels = true;
+  /// Whether what the communicator holds for itself, `scratch` and lent messages, is memory of ncclMemAlloc that is
+  /// registered with NCCL. Growing it waits for the stream.
+  bool registered = false;
 };
 
 namespace detail {
@@ -66,33 +73,6 @@ inline std::uint64_t hash_of(const std::string& text) noexcept {
   for (const char c : text) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
   return h;
 }
-
-// Device memory that grows, in the order of one stream.
-class device_buffer {
- public:
-  explicit device_buffer(cudaStream_t s) : stream_(s) {}
-  device_buffer(const device_buffer&) = delete;
-  device_buffer& operator=(const device_buffer&) = delete;
-  ~device_buffer() {
-    if (data_) static_cast<void>(cudaFreeAsync(data_, stream_));
-  }
-  // Memory of so many bytes; null for 0. What was there before may still be read by earlier work.
-  cudaError_t reserve(std::size_t bytes) {
-    if (bytes <= bytes_) return cudaSuccess;
-    if (data_) static_cast<void>(cudaFreeAsync(data_, stream_));
-    data_ = nullptr;
-    bytes_ = 0;
-    const cudaError_t code = cudaMallocAsync(&data_, bytes, stream_);
-    if (code == cudaSuccess) bytes_ = bytes;
-    return code;
-  }
-  std::byte* data() const noexcept { return static_cast<std::byte*>(data_); }
-
- private:
-  cudaStream_t stream_;
-  void* data_ = nullptr;
-  std::size_t bytes_ = 0;
-};
 
 // What communicators made from one another share on one rank: what failed first, and the NCCL communicators to abort.
 class session {
@@ -146,6 +126,15 @@ class session {
 // One NCCL communicator and its stream.
 class link {
  public:
+  // Memory that a communicator holds for itself, by `options::registered`.
+  struct own_memory {
+    explicit own_memory(cudaStream_t s) : plain(s) {}
+    std::byte* data() const noexcept { return registered ? static_cast<std::byte*>(registered) : plain.data(); }
+    stream_buffer plain;
+    void *registered = nullptr, *handle = nullptr;
+    std::size_t bytes = 0;  // of `registered`
+  };
+
   // Works on a communicator of the user's.
   link(std::shared_ptr<session> s, ncclComm_t user, cudaStream_t queue)
       : shared(std::move(s)), comm(user), stream(queue), stage(queue), scratch(queue) {
@@ -175,10 +164,10 @@ class link {
   link& operator=(const link&) = delete;
 
   ~link() {
-    if (!owned_) return;
-    if (!shared->failed() && std::uncaught_exceptions() > unwinding_)
+    if (!owned_ && !stage.registered && !scratch.registered) return;
+    if (owned_ && !shared->failed() && std::uncaught_exceptions() > unwinding_)
       shared->fail("rank " + std::to_string(rank) + " left by an exception");
-    if (!shared->give_up(comm)) return;
+    const bool ours = owned_ && shared->give_up(comm);  // else it is the user's, or aborted
     const auto start = clock::now();
     const auto wait_while = [&](auto&& busy) {
       while (busy() && clock::now() - start < shared->settings.deadline) rest(clock::now() - start);
@@ -187,6 +176,10 @@ class link {
     ncclResult_t state = ncclInProgress;
     wait_while([&] { return (work = cudaStreamQuery(stream)) == cudaErrorNotReady; });
     forget_not_ready();
+    for (own_memory* m : {&stage, &scratch}) {  // what the stream may still use stays
+      if (work == cudaSuccess) give_back(*m, ours || !owned_);
+    }
+    if (!ours) return;
     if (work == cudaSuccess) {
       ncclCommFinalize(comm);
       wait_while([&] { return ncclCommGetAsyncError(comm, &state) == ncclSuccess && state == ncclInProgress; });
@@ -195,6 +188,31 @@ class link {
       ncclCommDestroy(comm);
     else
       ncclCommAbort(comm);
+  }
+
+  // Waits until everything enqueued is done, or throws.
+  void drain(const char* what) {
+    const auto start = clock::now();
+    cudaError_t code;
+    while ((code = cudaStreamQuery(stream)) == cudaErrorNotReady) {
+      require(what);
+      require_time(what, clock::now() - start);
+      rest(clock::now() - start);
+    }
+    forget_not_ready();
+    require(what);
+    check("cudaStreamQuery", code);
+  }
+
+  // Memory of at least so many bytes in `m`, for later work of the stream.
+  void reserve(own_memory& m, std::size_t bytes) {
+    if (!shared->settings.registered) return check("cudaMallocAsync", m.plain.reserve(bytes));
+    if (bytes <= m.bytes) return;
+    drain("ncclCommRegister");
+    give_back(m, true);
+    check("ncclMemAlloc", ncclMemAlloc(&m.registered, bytes));
+    m.bytes = bytes;
+    settle("ncclCommRegister", ncclCommRegister(comm, m.registered, bytes, &m.handle));
   }
 
   // Throws if anybody has failed; `what` is the operation.
@@ -248,9 +266,15 @@ class link {
   ncclComm_t comm = nullptr;
   int rank = 0, size = 1;
   cudaStream_t stream;
-  device_buffer stage, scratch;  // what is only lent to `apply`; the executor's
+  own_memory stage, scratch;  // what is only lent to `apply`; the executor's
 
  private:
+  void give_back(own_memory& m, bool alive) noexcept {
+    if (m.handle && alive) ncclCommDeregister(comm, m.handle);
+    if (m.registered) ncclMemFree(m.registered);
+    m.registered = m.handle = nullptr;
+    m.bytes = 0;
+  }
   std::string text_of(const char* call, ncclResult_t code) const {
     const char* more = !shared->failed() ? ncclGetLastError(comm) : nullptr;
     return std::string(call) + ": " + ncclGetErrorString(code) + (more && *more ? std::string(" (") + more + ")" : "");
