@@ -329,22 +329,26 @@ TEST_CASE("nccl: fingerprint names both sides where calls differ") {
 }
 
 TEST_CASE("nccl: schedules reduce in whatever order the device works", "[seeds]") {
-  if (!enough_devices(3)) return;
-  std::vector<int> wrong(3);
-  run(3, {}, [&](auto&, hd::nccl::communicator& comm, rank_device& device) {
+  if (!enough_devices(4)) return;
+  std::vector<int> wrong(4);
+  hd::threads::run(4, [&](auto& host) {
+    rank_device device(host.rank());
+    const hd::nccl::options o{.host = host.rank() % 2 ? "a" : "b"};
+    hd::nccl::communicator comm = hd::nccl::connect(host, device.stream(), o);  // native{} in two levels
     const std::vector<float> in = elements<float>(comm.rank(), 40);
     const auto a = device.put(in), b = device.put(in), c = device.put(in);
     hd::all_reduce(comm, hd::ring{}, a, hd::sum{}, device.queue());
     hd::all_reduce(comm, hd::halving_doubling{}, b, hd::sum{}, device.queue());
     hd::all_reduce(comm, hd::native{}, c, hd::sum{}, device.queue());
-    const auto want = reference<float>(3, in.size(), hd::sum{});
+    const auto want = reference<float>(4, in.size(), hd::sum{});
     for (const auto s : {a, b, c}) {
       const std::vector<float> have = device.get<float>(comm, s);
       for (std::size_t i = 0; i < want.size(); ++i)
         wrong[static_cast<std::size_t>(comm.rank())] += !(std::fabs(have[i] - want[i]) <= 1e-5);
     }
+    comm.synchronize();
   });
-  CHECK(wrong == std::vector<int>(3));
+  CHECK(wrong == std::vector<int>(4));
 }
 
 TEST_CASE("nccl: a communicator of the user's, blocking, is worked on and left alone") {
@@ -502,6 +506,7 @@ TEST_CASE("nccl: an error that NCCL reports later ends the next call") {
   const auto body = [&](auto&, hd::nccl::communicator& comm, rank_device& device) {
     const std::vector<float> zeros(8);
     const auto s = device.put(zeros);
+    hd::nccl::communicator second = comm.duplicate();
     comm.synchronize();
     std::string& text = said[static_cast<std::size_t>(comm.rank())];
     try {
@@ -511,7 +516,7 @@ TEST_CASE("nccl: an error that NCCL reports later ends the next call") {
       text = e.what();
     }
     try {
-      comm.synchronize();
+      hd::all_reduce(second, hd::native{}, s, hd::sum{}, device.queue());  // marked, and aborted, with the first
     } catch (const hd::comm_error&) {
       text += " twice";
     }

@@ -82,10 +82,15 @@ template <class Comm> class hosted : public detail::wrapper<Comm> {
       in_.push_back({m.peer, device_.data() + at, sizeof(header) + m.bytes});
       at += place_of(m.bytes);
     }
-    inner_.copy(device_.data(), pinned_, up);
-    inner_.exchange(h, out_, in_, [](std::span<const arrival>) {});
-    inner_.copy(pinned_ + up, device_.data() + up, all - up);
-    inner_.synchronize();
+    try {
+      inner_.copy(device_.data(), pinned_, up);
+      inner_.exchange(h, out_, in_, [](std::span<const arrival>) {});
+      inner_.copy(pinned_ + up, device_.data() + up, all - up);
+      inner_.synchronize();
+    } catch (...) {  // nothing that is in the stream may use the pinned memory later
+      static_cast<void>(cudaStreamSynchronize(inner_.stream()));
+      throw;
+    }
     arrivals_.clear();
     at = up;
     for (const incoming& m : in) {

@@ -279,9 +279,11 @@ class communicator {
 static_assert(heddle::communicator<communicator> && stream_ordered<communicator> &&
               has_native_all_reduce<communicator>);
 
+/// @cond
 struct communicator::level_pair {
   communicator inside, across;
 };
+/// @endcond
 
 inline void communicator::split_levels() {
   const std::vector<int> machine = machines();

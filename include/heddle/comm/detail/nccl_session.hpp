@@ -164,10 +164,10 @@ class link {
   link& operator=(const link&) = delete;
 
   ~link() {
-    if (!owned_ && !stage.registered && !scratch.registered) return;
     if (owned_ && !shared->failed() && std::uncaught_exceptions() > unwinding_)
       shared->fail("rank " + std::to_string(rank) + " left by an exception");
     const bool ours = owned_ && shared->give_up(comm);  // else it is the user's, or aborted
+    if (!ours && !stage.registered && !scratch.registered) return;
     const auto start = clock::now();
     const auto wait_while = [&](auto&& busy) {
       while (busy() && clock::now() - start < shared->settings.deadline) rest(clock::now() - start);
