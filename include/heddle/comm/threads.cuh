@@ -102,7 +102,7 @@ class device_communicator : public heddle::detail::wrapper<communicator> {
   void exchange(const header& h, std::span<const outgoing> out, std::span<const incoming> in, Apply&& apply) {
     in_.assign(in.begin(), in.end());
     for (incoming& m : in_) m.into = nullptr;  // the host moves nothing: it lends what the device copies
-    meet(h, out, [&](std::span<const arrival> got) {
+    meet(h, settled(out), [&](std::span<const arrival> got) {
       receive(in, got);
       std::forward<Apply>(apply)(std::span<const arrival>(arrivals_));
     });
