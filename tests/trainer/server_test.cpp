@@ -19,7 +19,7 @@ template <class Function> void on_threads(int ranks, Function f) {
 
 // Messengers that lose, repeat and reorder.
 struct lossy_connection {
-  hd::losses losses{.drop = 0.1, .duplicate = 0.2, .reorder = 0.2};
+  hd::losses losses{.drop = 0.03, .duplicate = 0.2, .reorder = 0.2};
 
   struct owner {
     std::unique_ptr<hd::threads::messenger> below;
