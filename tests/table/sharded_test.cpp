@@ -548,6 +548,14 @@ TEST_CASE("a server takes each push once, whole, and from the object that greete
   say(one, tag::hello, 1, {.layout = layout, .object = 6});
   serve();
   CHECK_FALSE(server.all_gone());
+  // It takes the place of one that another server had no last push of: here that push is passed over, but leaves again.
+  say(one, tag::push, 1, {.layout = layout, .object = 6});
+  serve();
+  CHECK_FALSE(server.all_gone());
+  say(one, tag::push, 2, {.layout = layout, .object = 6, .last = 1});
+  serve();
+  CHECK(server.applied(0) == 2);
+  CHECK(server.all_gone());
 
   // A table that was saved while a push was under way has it in some shards only: it isn't taken for whole.
   part.push(keys_type{1}, floats(dim, 1.0f), {.worker = 0, .sequence = 3});

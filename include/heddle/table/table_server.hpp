@@ -212,11 +212,16 @@ template <class Table, messenger Messenger> class table_server {
           w.object = head.object;
           w.early.erase(w.early.upper_bound(w.taken), w.early.end());
           std::erase_if(waiting_, [&](const request& q) { return q.from.rank == r.from.rank; });
-          if (w.left()) table_->note_sequence(number + presence, ++w.presence);
+          if (w.left()) turn(w, number);
         }
         return reply(w, r, status::done);
       case tag::push:
         if (r.id > w.taken && r.id - w.taken <= detail::most_early) w.early.try_emplace(r.id, std::move(r.body));
+        if (r.id <= w.applied && head.last && !w.left()) {
+          // A former life left with this push; its replacement, which had to repeat it for another server, leaves too.
+          turn(w, number);
+          w.saved = (std::min)(w.saved, w.applied - 1);  // the save that it asks for now shall have this
+        }
         while (w.early.contains(w.taken + 1)) ++w.taken;
         apply_ready();
         // Where the log begins before what is saved, the worker doesn't know of the save yet.
@@ -391,10 +396,12 @@ template <class Table, messenger Messenger> class table_server {
     table_->push(keys_, floats_, o);
     table_->note_sequence(number, o.sequence);  // also of a push that touched no shard
     table_->note_sequence(number + whole, o.sequence);
-    if (head.last && !w.left()) {
-      table_->note_sequence(number + presence, w.presence + 1);
-      ++w.presence;
-    }
+    if (head.last && !w.left()) turn(w, number);
+  }
+  // It leaves, or comes back.
+  void turn(worker& w, std::uint32_t number) {
+    table_->note_sequence(number + presence, w.presence + 1);
+    ++w.presence;
   }
 
   void reply(const worker& w, const request& r, status s, const detail::table_request* rows = nullptr) {
