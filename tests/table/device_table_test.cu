@@ -154,6 +154,8 @@ TEST_CASE("rows that find no room on a device spill into the host's memory") {
   using table = hd::device_table<hd::cuda, std::uint64_t, hd::row<dim>, hd::rule::adagrad, hd::initial::uniform,
                                  hd::cuda::memory, hd::spill::to<hd::cuda_pinned>>;
   CHECK_THROWS_AS(table({.capacity = 1}, memory, q, {&pinned, std::size_t{1} << 30}), hd::argument_error);
+  CHECK_THROWS_AS(table({.capacity = 1}, memory, q, {nullptr, 1}), hd::argument_error);
+  CHECK(table({.capacity = 1}, memory, q, {nullptr, 0}).spilled_bytes() == 0);
 }
 
 TEST_CASE("bags of rows are pooled, and their gradients pushed") { bags<hd::cuda>(); }

@@ -306,6 +306,11 @@ class device_table {
     if (capacity < 1 || capacity > most || spill.rows > most - capacity)
       throw argument_error("heddle::device_table: capacity is " + std::to_string(capacity) + " and " +
                            std::to_string(spill.rows) + " rows spill, allowed is 1 to 2^30 together");
+    if constexpr (spills) {
+      if (spill.rows != 0 && !spill.resource)
+        throw argument_error("heddle::device_table: " + std::to_string(spill.rows) +
+                             " rows spill to no resource; allowed is one that isn't null, or 0 rows");
+    }
     rows_.near = static_cast<std::uint32_t>(capacity);
     rows_.capacity = static_cast<std::uint32_t>(capacity + spill.rows);
     rows_.slot_count = 2 * rows_.capacity;
