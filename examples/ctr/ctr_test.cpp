@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Heddle authors
 // SPDX-License-Identifier: Apache-2.0
-#include "training.hpp"
+#include "drawing.hpp"
 
 #include "catch.hpp"
 
@@ -87,6 +87,17 @@ TEST_CASE("the area under the curve is the part of pairs in the right order") {
   }
 }
 
+TEST_CASE("logits that aren't finite are judged as the worst") {
+  for (const float bad : {std::nanf(""), HUGE_VALF, -HUGE_VALF}) {
+    const score s = score_of({{bad, true}, {1.0f, true}, {-1.0f, false}, {bad, false}, {0.5f, true}});
+    CHECK(s.rows == 5);
+    CHECK(s.loss == HUGE_VAL);
+    CHECK(s.accuracy == Approx(0.6));
+    CHECK(s.auc == Approx(2.0 / 6));  // of the pairs only the finite ones are in order
+    CHECK(score_of({{bad, true}, {bad, false}}).auc == 0.0);
+  }
+}
+
 TEST_CASE("generated rows are the same however they are shared out, in each epoch") {
   options o;
   o.data = "generated";
@@ -121,6 +132,26 @@ TEST_CASE("generated rows are the same however they are shared out, in each epoc
     CHECK(found == expected);
   }
   CHECK((clicks > 150 && clicks < 500));
+  const auto stopped = data.open(true, {.queues = 2});
+  rows r;
+  CHECK(stopped->pop(0, r));
+  stopped->stop();
+  CHECK_FALSE(stopped->pop(0, r));
+  CHECK_FALSE(stopped->pop(1, r));
+}
+
+TEST_CASE("a picture has any title whole, and leaves out what isn't finite") {
+  const std::string name(300, 'x');
+  point good, bad;
+  good.test.loss = 0.5;
+  bad.test.loss = HUGE_VAL;
+  const std::string svg = drawn({good, bad}, "fm on <&>" + name);
+  CHECK(svg.find("fm on &lt;&amp;&gt;" + name + "</text>") != std::string::npos);
+  for (const std::string& s : {svg, drawn({}, ""), drawn({bad}, "")}) {
+    CHECK(s.find("nan") == std::string::npos);
+    CHECK(s.find("inf") == std::string::npos);
+    CHECK(s.substr(s.size() - 7) == "</svg>\n");
+  }
 }
 
 TEST_CASE("features of adult: fields, crosses, buckets") {

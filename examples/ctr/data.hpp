@@ -14,6 +14,7 @@
 #include <zlib.h>
 
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -169,7 +170,7 @@ class generated_source final : public source {
     const std::size_t stride = share_.queues * share_.ranks;
     const std::size_t first = (at_[queue] * stride + share_.rank * share_.queues + queue) * share_.batch;
     to.clear();
-    if (epoch_[queue] == share_.epochs) return false;
+    if (stopped_ || epoch_[queue] == share_.epochs) return false;
     if (first >= count_) {
       at_[queue] = 0;
       ++epoch_[queue];
@@ -184,6 +185,7 @@ class generated_source final : public source {
     encoder{}.encode(b, to);
     return true;
   }
+  void stop() noexcept override { stopped_ = true; }
 
  private:
   void make(std::size_t row, hd::table_batch& b) const {
@@ -215,6 +217,7 @@ class generated_source final : public source {
   std::vector<double> tail_;
   std::vector<std::size_t> at_, epoch_;
   std::vector<hd::table_batch> batches_;
+  std::atomic<bool> stopped_{false};
 };
 
 /// Rows to train on and rows to judge by.

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -14,7 +15,23 @@
 
 namespace ctr {
 
-/// SVG of both curves, each with its own scale.
+/// Text as XML has it.
+inline std::string escaped(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '&')
+      out += "&amp;";
+    else if (c == '<')
+      out += "&lt;";
+    else if (c == '>')
+      out += "&gt;";
+    else
+      out += static_cast<unsigned char>(c) < ' ' ? '?' : c;  // which XML hasn't
+  }
+  return out;
+}
+
+/// SVG of both curves, each with its own scale; values that aren't finite are left out.
 inline std::string drawn(const std::vector<point>& points, const std::string& title) {
   constexpr double width = 640, height = 240, left = 70, top = 40;
   char text[256];
@@ -25,13 +42,15 @@ inline std::string drawn(const std::vector<point>& points, const std::string& ti
   std::string out =
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 740 640\" font-family=\"sans-serif\" font-size=\"13\">\n"
       "<rect width=\"740\" height=\"640\" fill=\"white\"/>\n";
-  put(out, "<text x=\"70\" y=\"20\" font-size=\"15\">%s</text>\n", title.c_str());
+  out += "<text x=\"70\" y=\"20\" font-size=\"15\">" + escaped(title) + "</text>\n";
   double last = 1e-9;
   for (const point& p : points) last = std::max(last, p.seconds);
   for (int chart = 0; chart < 2; ++chart) {
     const auto value = [&](const point& p) { return chart ? p.test.loss : p.test.auc; };
-    double low = 1e300, high = -1e300;
-    for (const point& p : points) low = std::min(low, value(p)), high = std::max(high, value(p));
+    std::vector<point> shown = points;
+    std::erase_if(shown, [&](const point& p) { return !std::isfinite(value(p)); });
+    double low = shown.empty() ? 0.0 : value(shown[0]), high = low;
+    for (const point& p : shown) low = std::min(low, value(p)), high = std::max(high, value(p));
     if (!(high > low)) high = low + 1e-3;
     const double y0 = top + chart * (height + 60);
     put(out, "<text x=\"70\" y=\"%.0f\">%s</text>\n", y0 - 6, chart ? "test log loss" : "AUC");
@@ -40,10 +59,10 @@ inline std::string drawn(const std::vector<point>& points, const std::string& ti
     put(out, "<text x=\"64\" y=\"%.0f\" text-anchor=\"end\">%.4f</text>\n", y0 + height, low);
     put(out, "<text x=\"710\" y=\"%.0f\" text-anchor=\"end\">%.2f s</text>\n", y0 + height + 16, last);
     out += "<polyline fill=\"none\" stroke=\"#1f5fa8\" stroke-width=\"2\" points=\"";
-    for (const point& p : points)
+    for (const point& p : shown)
       put(out, "%.1f,%.1f ", left + width * p.seconds / last, y0 + height * (high - value(p)) / (high - low));
     out += "\"/>\n";
-    for (const point& p : points)
+    for (const point& p : shown)
       put(out, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\" fill=\"#1f5fa8\"/>\n", left + width * p.seconds / last,
           y0 + height * (high - value(p)) / (high - low));
   }

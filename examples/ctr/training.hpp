@@ -17,6 +17,7 @@
 #include <cstdio>
 #include <exception>
 #include <fstream>
+#include <limits>
 #include <string>
 #include <thread>
 #include <utility>
@@ -59,11 +60,14 @@ struct score {
   std::size_t rows = 0;
 };
 
-/// @param judged Logit and label of each row.
+/// @param judged Logit and label of each row. A logit that isn't finite counts as the worst there is: it can't be ranked.
 inline score score_of(std::vector<std::pair<float, bool>> judged) {
   score s;
   s.rows = judged.size();
   if (judged.empty()) return s;
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  for (auto& [logit, label] : judged)
+    if (!std::isfinite(logit)) logit = label ? -infinity : infinity;
   std::sort(judged.begin(), judged.end());
   const double n = static_cast<double>(judged.size());
   double positives = 0.0, ranks = 0.0, hits = 0.0;
