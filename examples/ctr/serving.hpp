@@ -22,6 +22,7 @@
 #include <dirent.h>
 
 #include <cstdlib>
+#include <future>
 #include <mutex>
 #include <optional>
 
@@ -65,19 +66,24 @@ struct as_threads {
     const hd::threads::meeting_place place(ranks);
     std::mutex mutex;
     std::exception_ptr failure;
-    std::vector<std::thread> threads;
-    for (int r = 0; r < ranks; ++r) {
-      threads.emplace_back([&, r] {
-        try {
-          hd::threads::messenger m(prompt(), place, r);
-          f(r, m);
-        } catch (...) {
-          const std::lock_guard lock(mutex);
-          if (!failure) failure = std::current_exception();
-        }
-      });
+    {
+      std::vector<std::jthread> threads;
+      std::promise<void> all;  // is broken where a thread can't be started: then no other one waits for it
+      const std::shared_future<void> start = all.get_future().share();
+      for (int r = 0; r < ranks; ++r) {
+        threads.emplace_back([&, start, r] {
+          try {
+            start.get();
+            hd::threads::messenger m(prompt(), place, r);
+            f(r, m);
+          } catch (...) {
+            const std::lock_guard lock(mutex);
+            if (!failure) failure = std::current_exception();
+          }
+        });
+      }
+      all.set_value();
     }
-    for (std::thread& t : threads) t.join();
     if (failure) std::rethrow_exception(failure);
     return true;
   }

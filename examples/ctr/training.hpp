@@ -271,10 +271,16 @@ void train_shared(const options& o, const data_set& d, Table& table, std::size_t
         training->stop();
       }
     };
-    std::vector<std::thread> threads;
-    for (std::size_t t = 1; t < o.threads; ++t) threads.emplace_back(work, t);
-    work(0);
-    for (std::thread& t : threads) t.join();
+    {
+      std::vector<std::jthread> threads;
+      try {
+        for (std::size_t t = 1; t < o.threads; ++t) threads.emplace_back(work, t);
+      } catch (...) {
+        training->stop();
+        throw;
+      }
+      work(0);
+    }
     for (const std::exception_ptr& f : failures)
       if (f) std::rethrow_exception(f);
     const double now = since(start), count = static_cast<double>(m.rows - before);
