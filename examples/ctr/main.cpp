@@ -4,6 +4,8 @@
 // Predicts clicks: logistic regression, a factorisation machine or a wide and deep network over a sparse table, trained
 // by threads that share it or by workers with parameter servers.
 
+#include <sys/resource.h>
+
 #include <tuple>
 
 #include "drawing.hpp"
@@ -14,14 +16,14 @@ namespace {
 using namespace ctr;
 
 /// What a mode is given, and what it leaves.
-template <std::size_t Factors> struct job {
+struct job {
   const options& o;
   const data_set& data;
   meters& measured;
 };
 
 /// Says how good the table is and what it takes. Returns whether what was asked for is met.
-template <std::size_t Factors, class Table> bool tell(const job<Factors>& j, Table& table, std::size_t epochs) {
+template <std::size_t Factors, class Table> bool tell(const job& j, Table& table, std::size_t epochs) {
   const options& o = j.o;
   const meters& m = j.measured;
   const score s = trainee<Factors, Table>(o, j.data, table).judge(j.data);
@@ -58,12 +60,21 @@ template <std::size_t Factors, class Table> bool tell(const job<Factors>& j, Tab
 struct hogwild_mode {
   const char* name;
 
-  template <std::size_t Factors> bool run(const job<Factors>& j) const {
+  template <std::size_t Factors> bool run(const job& j) const {
     const options& o = j.o;
-    if (o.kill_at != 0) throw usage_error("--kill-server-at needs servers: --mode async or sync");
+    const options standard;
+    for (const auto& [option, given] : {std::pair{"over", o.over != standard.over},
+                                        {"servers", o.servers != standard.servers},
+                                        {"workers", o.workers != standard.workers},
+                                        {"staleness", o.staleness != standard.staleness},
+                                        {"gather", o.gather != standard.gather},
+                                        {"half", o.half},
+                                        {"kill-server-at", o.kill_at != 0},
+                                        {"save-every", o.save_every != standard.save_every}})
+      if (given) throw usage_error(std::string("--") + option + " needs servers: --mode async or sync");
     if (o.memory == 0) {
       table_of_rows<Factors> table(settings_of<table_of_rows<Factors>>(o));
-      return train(j, table);
+      return train<Factors>(j, table);
     }
     using bounded = table_of_rows<Factors, hd::admit::counting_bloom, hd::evict::lfu>;
     auto how = settings_of<bounded>(o);
@@ -71,22 +82,25 @@ struct hogwild_mode {
     how.admission.cells = o.cells << 20;
     how.eviction.bytes = o.memory << 20;
     bounded table(how);
-    const bool met = train(j, table);
+    const bool met = train<Factors>(j, table);
     const hd::table_counts c = table.counts();
     // Refusals are at least as many as distinct refused keys.
     const double cells = static_cast<double>(o.cells << 20), u = static_cast<double>(c.refused);
     std::printf("%zu rows made, %zu dropped; %zu sightings refused: of new keys at most %.3g %% got a row early\n",
                 static_cast<std::size_t>(c.created), static_cast<std::size_t>(c.evicted),
                 static_cast<std::size_t>(c.refused), 100.0 * std::pow(1.0 - std::exp(-4.0 * u / cells), 4.0));
+    rusage used{};
+    getrusage(RUSAGE_SELF, &used);
+    std::printf("the process had %.1f MB at most\n", static_cast<double>(used.ru_maxrss) * 1024e-6);
     return met;
   }
 
  private:
-  template <std::size_t Factors, class Table> static bool train(const job<Factors>& j, Table& table) {
+  template <std::size_t Factors, class Table> static bool train(const job& j, Table& table) {
     const std::size_t done = j.o.resume.empty() ? 0 : resume(table, j.o.resume);
     print_head();
     train_shared<Factors>(j.o, j.data, table, done, j.measured);
-    return tell(j, table, done + j.o.epochs);
+    return tell<Factors>(j, table, done + j.o.epochs);
   }
 };
 
@@ -95,7 +109,7 @@ struct served_mode {
   const char* name;
   bool ordered;
 
-  template <std::size_t Factors> bool run(const job<Factors>& j) const {
+  template <std::size_t Factors> bool run(const job& j) const {
     const options& o = j.o;
     if (o.memory != 0) throw usage_error("--memory goes with --mode hogwild");
     if (ordered && (o.gather != 0 || o.staleness != 0))
@@ -119,7 +133,7 @@ struct served_mode {
     parts = parts.c_str();
     if (rank == static_cast<int>(o.servers)) print_head();
     tells = train_served<Factors>(o, j.data, ordered, done, table, parts, dir, j.measured, as_mpi{});
-    const bool met = !tells || tell(j, table, done + o.epochs);
+    const bool met = !tells || tell<Factors>(j, table, done + o.epochs);
     MPI_Barrier(MPI_COMM_WORLD);  // the files go away with the first process's folder
     return met;
 #else
@@ -135,7 +149,7 @@ struct served_mode {
       throw usage_error("--over processes needs ZeroMQ, which wasn't found when this was built (libzmq3-dev)");
 #endif
     }
-    return !tells || tell(j, table, done + o.epochs);
+    return !tells || tell<Factors>(j, table, done + o.epochs);
 #endif
   }
 };
@@ -149,7 +163,7 @@ template <std::size_t Factors> bool run(const options& o, const data_set& data, 
   std::apply(
       [&](const auto&... mode) {
         ((names += std::string(names.empty() ? "" : ", ") + mode.name,
-          o.mode == mode.name ? (found = true, met = mode.template run<Factors>(job<Factors>{o, data, m})) : false),
+          o.mode == mode.name ? (found = true, met = mode.template run<Factors>(job{o, data, m})) : false),
          ...);
       },
       modes);

@@ -2,12 +2,13 @@
 # SPDX-FileCopyrightText: The Heddle authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# sh examples/ctr/same.sh PROGRAM: training that was saved and resumed, and training whose server was killed, must end
-# with the table of undisturbed training.
+# sh examples/ctr/same.sh PROGRAM [LAUNCHER...]: training that was saved and resumed, and training whose server was killed,
+# must end with the table of undisturbed training. With LAUNCHER, which starts ctr_mpi, so must its four processes.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 program=$1
+shift
 checksum() { "$program" --data mushroom "$@" >"$folder/said" && grep -o 'checksum .*' "$folder/said"; }
 same() {
   echo "$1: $2, $3"
@@ -24,6 +25,14 @@ if killed=$(in_step --over processes --kill-server-at 60 --save-every 40); then
   cat "$folder/said"
   grep -q 'server 0 killed' "$folder/said"
   same "killed" "$threads" "$killed"
+  in_step --over processes --kill-server-at 100000 2>&1 | grep 'was not reached'
 else
   in_step --over processes 2>&1 | grep 'needs ZeroMQ' # else it has failed
 fi
+
+if [ $# != 0 ]; then
+  "$@" --data mushroom --mode sync --servers 2 --workers 2 --batch 32 --epochs 1 >"$folder/said"
+  same "MPI" "$threads" "$(grep -o 'checksum .*' "$folder/said")"
+fi
+
+"$program" --servers 2 2>&1 | grep -e '--servers needs servers'

@@ -185,6 +185,9 @@ struct as_processes {
         waiting = false;
       }
     }
+    if (o.kill_at != 0 && then.empty())
+      throw usage_error("--kill-server-at " + std::to_string(o.kill_at) + " was not reached: there were " +
+                        std::to_string(m.pushes) + " pushes");
     return true;
   }
 };
