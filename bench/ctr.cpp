@@ -11,7 +11,7 @@
 // ctr threads REPETITIONS: rows a second of the models by one and two threads, in turns.
 // ctr write TRAIN TEST: adult with its crosses as LIBSVM files.
 // ctr loss MODEL TEST: log loss of a model of liblinear's.
-// ctr reach LOSS SECONDS NAME REPETITIONS: time to that test log loss by one and two threads, against a time.
+// ctr reach LOSS: seconds to that test log loss by one thread and by two.
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -69,10 +69,11 @@ double train(const options& o, const data_set& d, kept& data, Table& table, std:
       mine.learn(r, m);
     }
   };
-  std::vector<std::thread> all;
-  for (std::size_t t = 1; t < threads; ++t) all.emplace_back(work, t);
-  work(0);
-  for (std::thread& t : all) t.join();
+  {
+    std::vector<std::jthread> all;
+    for (std::size_t t = 1; t < threads; ++t) all.emplace_back(work, t);
+    work(0);
+  }
   return since(start);
 }
 
@@ -159,7 +160,8 @@ int loss(const char* model, const char* test) {
   return 0;
 }
 
-int reach(double target, double theirs, const char* name, int repetitions) {
+// Prints the seconds of training to that test log loss by one and by two threads.
+int reach(double target) {
   options o = adult();
   o.batch = 512;
   o.rate = 0.3;
@@ -170,30 +172,18 @@ int reach(double target, double theirs, const char* name, int repetitions) {
   kept test(d, false, 1024);
   const shared_meters m;
   for (std::size_t t = 1; t <= 2; ++t) {
-    std::vector<double> times;
-    double reached = 0.0, epochs = 0.0;
-    for (int k = 0; k < repetitions; ++k) {
-      table_of_rows<0> table(settings_of<table_of_rows<0>>(o));
-      double seconds = 0.0;
-      constexpr std::size_t parts = 4;
-      std::size_t part = 0;
-      for (; part < 100 * parts; ++part) {
-        const std::size_t n = training.batches(), p = part % parts;
-        seconds += train<0>(o, d, training, table, part / parts, n * p / parts, n * (p + 1) / parts, t, *m);
-        reached = trainee<0, table_of_rows<0>>(o, d, table).judge(test).loss;
-        if (reached <= target) break;
-      }
-      times.push_back(seconds);
-      epochs = static_cast<double>(part + 1) / static_cast<double>(parts);
+    table_of_rows<0> table(settings_of<table_of_rows<0>>(o));
+    double seconds = 0.0, reached = HUGE_VAL;
+    constexpr std::size_t parts = 4;
+    for (std::size_t part = 0; !(reached <= target); ++part) {
+      if (part == 100 * parts)
+        throw std::runtime_error("test log loss " + std::to_string(target) + " is not reached in 100 epochs, but " +
+                                 std::to_string(reached));
+      const std::size_t n = training.batches(), p = part % parts;
+      seconds += train<0>(o, d, training, table, part / parts, n * p / parts, n * (p + 1) / parts, t, *m);
+      reached = trainee<0, table_of_rows<0>>(o, d, table).judge(test).loss;
     }
-    std::printf("linear, %zu threads: test log loss %.5f (asked: %.5f) after %.2f epochs\n", t, reached, target,
-                epochs);
-    if (reached <= target)
-      std::printf("RATIO liblinear.%s.%zu %.4f %.4f s %.3f\n", name, t, bench::median(times), theirs,
-                  theirs / bench::median(times));
-    else
-      std::printf("SKIP liblinear.%s.%zu not reached in 100 epochs\n", name, t);
-    std::fflush(stdout);
+    std::printf("%.4f%s", seconds, t == 1 ? " " : "\n");
   }
   return 0;
 }
@@ -212,7 +202,7 @@ int main(int argc, char** argv) {
     }
     if (what == "write" && argc > 3) return write(argv[2], argv[3]);
     if (what == "loss" && argc > 3) return loss(argv[2], argv[3]);
-    if (what == "reach" && argc > 5) return reach(std::atof(argv[2]), std::atof(argv[3]), argv[4], std::atoi(argv[5]));
+    if (what == "reach" && argc > 2) return reach(std::atof(argv[2]));
   } catch (const std::exception& e) {
     std::fprintf(stderr, "bench ctr: %s\n", e.what());
     return 1;
