@@ -166,7 +166,8 @@ TEST_CASE("the program of docs/comm.md trains", "[threads]") {
   SUCCEED();
 }
 
-TEST_CASE("servers on mpi processes: synchronous bit for bit as on threads, and replicas that never wait", "[threads]") {
+TEST_CASE("servers on mpi processes: synchronous bit for bit as on threads, and replicas that never wait",
+          "[threads][multiple]") {
   const int p = world_size();
   const auto expected = train(hd::strategy{.topology = hd::native{}}, hd::sgd{}, p, 8, 0.05f);
   on_ranks(p, settings(), [&](auto& comm) {
