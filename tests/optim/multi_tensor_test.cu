@@ -32,9 +32,23 @@ template <class Element> std::vector<Element> numbers(unsigned seed, float scale
   return v;
 }
 
+// Memory that runs out after `left` blocks.
+template <class Backend> struct scarce {
+  using queue = typename Backend::queue;
+  typename Backend::memory memory{};
+  int left = 1000;
+  void* allocate(queue q, std::size_t bytes, std::size_t alignment) {
+    if (left-- == 0) throw hd::memory_error("scarce", bytes);
+    return memory.allocate(q, bytes, alignment);
+  }
+  void deallocate(queue q, void* p, std::size_t bytes, std::size_t alignment) {
+    memory.deallocate(q, p, bytes, alignment);
+  }
+};
+
 template <class Backend, class Rule, class Element> void check(const Rule& rule) {
   const typename Backend::queue q{};
-  typename Backend::memory memory;
+  scarce<Backend> memory;
   const auto start = numbers<Element>(1, 1.0f);
   std::vector<float> master(start.begin(), start.end()), a(total, 0.0f), b(total, 0.0f);
   const float loss_scale = 64.0f;
@@ -50,13 +64,18 @@ template <class Backend, class Rule, class Element> void check(const Rule& rule)
       at += n;
     }
     Backend::copy(start.data(), p, total, q);
-    hd::multi_tensor<Backend, Rule, Element> update(rule, items, memory, q);
+    hd::multi_tensor<Backend, Rule, Element, scarce<Backend>> update(rule, items, memory, q);
     for (std::size_t step = 0; step < 5; ++step) {
       const auto gradients = numbers<Element>(static_cast<unsigned>(step) + 2, loss_scale);
       Backend::copy(gradients.data(), g, total, q);
       double squares = 0.0, exact = 0.0;
       update.squares(norm, memory, q);
       const float lr = step == 3 ? 0.0f : 0.01f;  // at a rate of 0 moments move, ftrl's state doesn't
+      if (hd::has_layer_step<Rule>) {  // what has no memory for its norms moves nothing
+        memory.left = 1;
+        CHECK_THROWS_AS(update.step(lr, 1.0f / loss_scale, q), hd::memory_error);
+        memory.left = 1000;
+      }
       update.step(lr, 1.0f / loss_scale, q);
       Backend::copy(norm, &squares, 1, q);
       q.synchronize();
@@ -109,6 +128,16 @@ TEST_CASE("optim: a pass over many tensors is the rule on each") {
 
 TEST_CASE("optim: the same on the host", "[host]") {
   check<hd::host, hd::adam, hd::float16>({.weight_decay = 0.1f});
+}
+
+TEST_CASE("optim: a tensor whose ratio is 1 keeps it when its step is scaled once more", "[host]") {
+  const auto check_ratio = [](auto step) {
+    CHECK(step.ratio(4.0, 1.0) == 1.0);
+    step.scale(0.5f, 1.0f);
+    CHECK(step.ratio(4.0, 1.0) == 1.0);
+  };
+  check_ratio(hd::lamb{}.layer_step({.decay_scale = 0.0f}));
+  check_ratio(hd::lars{}.layer_step({.decay_scale = 0.0f}));
 }
 
 TEST_CASE("optim: a null tensor is refused", "[host]") {

@@ -17,7 +17,7 @@ struct lamb_step {
   moments both;
   float lr, decay;
   bool adapts = true;
-  HEDDLE_HD void scale(float rate, float factor) { lr *= rate, decay *= factor, adapts = factor != 0.0f; }
+  HEDDLE_HD void scale(float rate, float factor) { lr *= rate, decay *= factor, adapts &= factor != 0.0f; }
   HEDDLE_HD void advance(const float&, const float& g, float& m, float& v) const { both.move(g, m, v); }
   HEDDLE_HD float direction(const float& p, const float&, const float& m, const float& v) const {
     float r = 0.0f;

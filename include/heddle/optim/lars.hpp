@@ -17,7 +17,7 @@ struct lars_step {
   float lr, momentum, decay;
   double trust;
   bool adapts = true;
-  HEDDLE_HD void scale(float rate, float factor) { lr *= rate, decay *= factor, adapts = factor != 0.0f; }
+  HEDDLE_HD void scale(float rate, float factor) { lr *= rate, decay *= factor, adapts &= factor != 0.0f; }
   HEDDLE_HD void advance(const float&, const float&, float&) const {}
   HEDDLE_HD float direction(const float&, const float& g, const float&) const { return g; }
   HEDDLE_HD double ratio(double parameter, double gradient) const {

@@ -57,11 +57,15 @@ template <class Step, class Element, int Slots> struct update_table {
   Step step;
   float scale;
 
+  HEDDLE_HD Step step_of(std::size_t tensor) const {
+    Step s = step;
+    s.scale(rows[tensor].item.lr_scale, rows[tensor].item.decay_scale);
+    return s;
+  }
   template <class Function> HEDDLE_HD void with(std::size_t i, bool moves, const Function& f) const {
     const std::size_t tensor = find_row(rows, tensors, i);
     const update_row<Element>& row = rows[tensor];
-    Step s = step;
-    s.scale(row.item.lr_scale, row.item.decay_scale);
+    const Step s = step_of(tensor);
     const std::size_t at = i - row.begin;
     const float g = static_cast<float>(row.item.gradient[at]) * scale;
     float* const slot = state + i;
@@ -93,22 +97,14 @@ template <class Step, class Element, int Slots> struct update_one {
   HEDDLE_HD void operator()(std::size_t i) const { table.with(i, true, whole{}); }
 };
 
-// The halves of a layerwise rule.
-template <class Step, class Element, int Slots> struct advance_one {
-  struct first {
-    template <class... State>
-    HEDDLE_HD void operator()(std::size_t, const Step& s, float& p, float g, State&... slots) const {
-      s.advance(p, g, slots...);
-    }
-  };
-  update_table<Step, Element, Slots> table;
-  HEDDLE_HD void operator()(std::size_t i) const { table.with(i, false, first{}); }
-};
+// The halves of a layerwise rule. The first moves no state, since what adds up the squares may throw: the second makes
+// the same move once more, which costs less than to write it down and to read it.
 template <class Step, class Element, int Slots> struct square_one {
   struct look {
     layer_squares* to;
     template <class... State>
-    HEDDLE_HD void operator()(std::size_t, const Step& s, float& p, float g, State&... slots) const {
+    HEDDLE_HD void operator()(std::size_t, const Step& s, const float& p, float g, State... slots) const {
+      s.advance(p, g, slots...);
       const double a = static_cast<double>(p), b = static_cast<double>(s.direction(p, g, slots...));
       to->parameter = a * a, to->direction = b * b;
     }
@@ -121,17 +117,25 @@ template <class Step, class Element, int Slots> struct square_one {
     return s;
   }
 };
+template <class Step, class Element, int Slots> struct ratio_one {  // of a tensor, in the place of its squares
+  update_table<Step, Element, Slots> table;
+  layer_squares* squares;
+  HEDDLE_HD void operator()(std::size_t t) const {
+    squares[t].parameter = table.step_of(t).ratio(squares[t].parameter, squares[t].direction);
+  }
+};
 template <class Step, class Element, int Slots> struct apply_one {
   struct second {
-    const layer_squares* squares;
+    const layer_squares* ratios;
     template <class... State>
     HEDDLE_HD void operator()(std::size_t tensor, const Step& s, float& p, float g, State&... slots) const {
-      s.apply(p, g, slots..., s.ratio(squares[tensor].parameter, squares[tensor].direction));
+      s.advance(p, g, slots...);
+      s.apply(p, g, slots..., ratios[tensor].parameter);
     }
   };
   update_table<Step, Element, Slots> table;
-  const layer_squares* squares;
-  HEDDLE_HD void operator()(std::size_t i) const { table.with(i, true, second{squares}); }
+  const layer_squares* ratios;
+  HEDDLE_HD void operator()(std::size_t i) const { table.with(i, true, second{ratios}); }
 };
 struct add_squares {
   HEDDLE_HD layer_squares operator()(const layer_squares& a, const layer_squares& b) const {
@@ -174,11 +178,12 @@ struct add_doubles {
 /// State:   that of the rule; 4 bytes more per element with 16-bit parameters.
 /// Traffic: that of the rule; with 16-bit parameters and gradients 20 bytes per element for sgd with momentum, 28 for
 ///          adamw: the least possible. 2 or 4 bytes read for `squares`.
-///          Layerwise rules (lars, lamb) take a pass more for their norms, one launch a tensor: 28 and 48 bytes per
+///          Layerwise rules (lars, lamb) take a pass more for their norms, one launch a tensor: 28 and 44 bytes per
 ///          element in float.
 /// Order:   after the exchange of gradients. Rules with element_step() or layer_step().
 /// Sync:    the constructor synchronises the queue, everything else only enqueues.
-/// Throws:  argument_error for null pointers with a count, or numbers outside their range; what the resource throws.
+/// Throws:  argument_error for null pointers with a count, or numbers outside their range; what the resource throws. No
+///          state has moved then.
 /// @tparam Backend host or cuda. @tparam Rule An update rule. @tparam Element float, float16 or bfloat16.
 /// @tparam Resource Where state and table come from.
 template <class Backend, class Rule, class Element = float, class Resource = typename Backend::memory>
@@ -254,12 +259,12 @@ class multi_tensor {
       const auto one = rule_.layer_step(x);
       using step_type = std::remove_const_t<decltype(one)>;
       auto* const squares = reinterpret_cast<layer_squares*>(squares_.data());
-      Backend::for_each(total_, detail::advance_one<step_type, Element, Rule::slots>{table(one, scale)}, q);
       for (std::size_t t = 0; t < tensors_; ++t) {
         Backend::transform_reduce(begins_[t + 1] - begins_[t], layer_squares{}, detail::add_squares{},
                                   detail::square_one<step_type, Element, Rule::slots>{table(one, scale), begins_[t]},
                                   squares + t, *resource_, q);
       }
+      Backend::for_each(tensors_, detail::ratio_one<step_type, Element, Rule::slots>{table(one, scale), squares}, q);
       Backend::for_each(total_, detail::apply_one<step_type, Element, Rule::slots>{table(one, scale), squares}, q);
     }
     ++steps_;
