@@ -126,6 +126,13 @@ TEST_CASE("throttled takes at least as long as the links need") {
     std::vector<float> data(3000);
     least(comm.rank(), 4 * (2e-3 + 4000 * 1e-6), [&] { hd::all_reduce(slow, hd::ring{}, std::span<float>(data)); });
 
+    // Ranks that are further apart take longer for a byte.
+    hd::link_class far{.cost = {.beta = 1e-7}};
+    far.far.fill(30.0);
+    hd::throttled apart(comm, hd::links{.intra = far});
+    hd::barrier(apart);
+    least(comm.rank(), 5000 * 30e-7, [&] { apart.exchange({}, std::span(out).first(1), std::span(in).first(1), nothing); });
+
     // A message that is posted late takes its time, too, for who has waited for it.
     least(comm.rank(), comm.rank() < 2 ? 30e-3 + 7e-3 : 0.0, [&] {
       hd::barrier(slow);  // the clocks of both ranks have started

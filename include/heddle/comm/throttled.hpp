@@ -84,10 +84,11 @@ class throttled : public detail::wrapper<Comm> {
     for (const outgoing& m : out) {
       if (!is_rank(m.peer)) return;
       const auto peer = static_cast<std::size_t>(m.peer);
-      const link_cost& cost = costs_.between(this->rank(), m.peer).cost;
+      const double alpha = costs_.between(this->rank(), m.peer).cost.alpha;
+      const double beta = costs_.beta(this->rank(), m.peer, this->size());
       clock::time_point& busy = wires_->busy_until[peer];
       busy = (std::max)(busy, now) + std::chrono::duration_cast<clock::duration>(std::chrono::duration<double>(
-                                         cost.alpha + cost.beta * static_cast<double>(m.bytes)));
+                                         alpha + beta * static_cast<double>(m.bytes)));
       if (stamps_[peer] == nothing) out_.push_back({m.peer, &stamps_[peer], sizeof busy, 1});
       stamps_[peer] = busy;
     }
