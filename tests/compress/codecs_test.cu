@@ -189,6 +189,14 @@ TEST_CASE("compress: top_k and random_k on the device pick what the host picks, 
     CHECK(one.read() == std::vector<unsigned>{1u});
     CHECK(two.read() == std::vector<unsigned>{1u});
   }
+  // Without what is held a value is sent three times as large, the length of its run.
+  on_device<float> g({1e38f, 1e38f, 1e38f}), e({0.0f, 0.0f, 0.0f}), sums({0.0f});
+  on_device<unsigned> flag({0u}), held_flag({0u});
+  const hd::random_k_device third(hd::random_k{.density = 0.3});
+  third.send(g, 2.0f, nullptr, 3, {.ranks = 2}, sums, flag, {});
+  CHECK(flag.read() == std::vector<unsigned>{1u});
+  third.send(g, 2.0f, e, 3, {.ranks = 2}, sums, held_flag, {});
+  CHECK(held_flag.read() == std::vector<unsigned>{0u});
 }
 
 TEST_CASE("compress: casts on the device give the host's bits") {

@@ -267,9 +267,10 @@ class random_k_device {
          {static_cast<const void*>(g), static_cast<const void*>(sums), static_cast<const void*>(not_finite)})
       detail::check_pointer("random_k_device::send", p, n);
     if (n == 0) return;
-    const detail::fed_value v = detail::fed(g, factor, e, x);
-    detail::launch_over("random_k_device::send", n, q, detail::flag_values<std::size_t>, v, n, not_finite);
+    detail::fed_value v = detail::fed(g, factor, e, x);
     const detail::random_choice of = choice(n, x);
+    if (!e) v.limit /= static_cast<float>((n - 1) / of.k + 1);  // sent times the length of its run
+    detail::launch_over("random_k_device::send", n, q, detail::flag_values<std::size_t>, v, n, not_finite);
     cuda::for_each(of.k, detail::send_choice{of, v, sums}, q);
   }
   /// @brief Makes the update of the sums of all ranks, and moves e.
