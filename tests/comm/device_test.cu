@@ -282,6 +282,15 @@ TEST_CASE("threads on devices: what a rank throws, and what it calls otherwise, 
 
 TEST_CASE("threads on devices: a duplicate serves another thread, wrappers work in the stream") {
   run(3, 1, [&](device_comm& comm, rank_device& device) {
+    const std::vector<hd::float16> most(20, hd::float16(60000.0f));
+    const auto half = device.put(most);
+    try {  // the sum would leave the range, and nothing would tell
+      hd::all_reduce(comm, hd::native{}, half, hd::sum{}, device.queue());
+      RANK_CHECK(false);
+    } catch (const hd::argument_error&) {
+    }
+    hd::all_reduce(comm, hd::native{}, half, hd::mean{}, device.queue());
+    for (const hd::float16 x : device.get<hd::float16>(comm, half)) RANK_CHECK(static_cast<float>(x) == 60000.0f);
     device_comm second = comm.duplicate();
     hd::counting counted(comm.duplicate());
     const std::vector<float> ones(300, 1.0f);
