@@ -16,14 +16,15 @@ template <class Share>
 communicator connect(int rank, int size, Share&& share, cudaStream_t stream, const options& o = {});
 
 /// @brief Memory that is registered with the communicators of one rank, until this is destroyed.
-/// Made by communicator::register_memory. Destroy it before the memory is freed, when no collective uses it any more.
+/// Made by communicator::register_memory. Destroy it when no collective uses the memory any more, before that is freed,
+/// and before the communicator, the last of which waits for its stream.
 class registration {
  public:
   /// Takes it over.
   registration(registration&& o) noexcept : held_(std::exchange(o.held_, {})) {}
   ~registration() {
     for (const part& p : held_) {
-      if (!p.with->shared->failed()) ncclCommDeregister(p.with->comm, p.handle);  // else it went with its communicator
+      if (p.handle && p.with->alive()) ncclCommDeregister(p.with->comm, p.handle);  // else it went with that
     }
   }
 
@@ -139,6 +140,8 @@ class communicator {
   /// @brief Registers memory of the program's, such as the buckets of its gradients, with this communicator and its
   /// levels, so that the network and the links between devices may read and write it without a copy: all of an
   /// allocation of `nccl_mem`, for which NCCL does so.
+  /// @param data Memory of this rank's device. @param bytes Its length; 0 is legal, and registers nothing.
+  /// Throws: argument_error for a null pointer or memory that NCCL doesn't take; the communicator is as before then.
   registration register_memory(void* data, std::size_t bytes);
 
   /// @brief One round, enqueued; see above and the communicator concept.
@@ -315,10 +318,16 @@ inline void communicator::reduce_in_levels(const header& h, const void* in, void
 
 inline registration communicator::register_memory(void* data, std::size_t bytes) {
   registration r;
+  if (bytes == 0) return r;
+  if (!data) throw argument_error("heddle::nccl::register_memory: null, with " + std::to_string(bytes) + " bytes");
   const auto add = [&](const std::shared_ptr<detail::link>& with) {
     with->require("ncclCommRegister");
     r.held_.push_back({with, nullptr});
     const ncclResult_t code = ncclCommRegister(with->comm, data, bytes, &r.held_.back().handle);
+    if (code == ncclInvalidArgument) {  // the caller's mistake, of which no communicator has to end
+      throw argument_error("heddle::nccl::register_memory: NCCL refuses these " + std::to_string(bytes) +
+                           " bytes; allowed is memory of this rank's device");
+    }
     with->settle("ncclCommRegister", code);
   };
   add(link_);

@@ -190,6 +190,9 @@ class link {
       ncclCommAbort(comm);
   }
 
+  // Whether NCCL still has the communicator: a failure aborts ours, a user's stays.
+  bool alive() const noexcept { return comm && !(owned_ && shared->failed()); }
+
   // Waits until everything enqueued is done, or throws.
   void drain(const char* what) {
     const auto start = clock::now();
