@@ -46,7 +46,10 @@ template <class Comm> class hosted : public detail::wrapper<Comm> {
   }
 
   /// A duplicate in the same stream.
-  hosted duplicate() { return hosted(inner_.duplicate()); }
+  hosted duplicate() {
+    check("cudaSetDevice", cudaSetDevice(number_));  // the duplicate's is the calling thread's, which may be another
+    return hosted(inner_.duplicate());
+  }
   /// Called by the program's own thread only.
   heddle::progress progress() const noexcept { return heddle::progress::polled; }
   void* scratch(std::size_t) = delete;
@@ -64,8 +67,8 @@ template <class Comm> class hosted : public detail::wrapper<Comm> {
     for (const incoming& m : in) all += place_of(m.bytes);
     check("cudaMallocAsync", device_.reserve(all));
     if (all > bytes_) {
-      check("cudaFreeHost", cudaFreeHost(std::exchange(pinned_, nullptr)));
       bytes_ = 0;
+      check("cudaFreeHost", cudaFreeHost(std::exchange(pinned_, nullptr)));
       check("cudaHostAlloc", cudaHostAlloc(reinterpret_cast<void**>(&pinned_), all, cudaHostAllocDefault));
       bytes_ = all;
     }
@@ -74,7 +77,7 @@ template <class Comm> class hosted : public detail::wrapper<Comm> {
       header own = h;
       own.contributors = m.contributors;
       std::memcpy(pinned_ + at, &own, sizeof own);
-      std::memcpy(pinned_ + at + sizeof own, m.data, m.bytes);
+      if (m.bytes) std::memcpy(pinned_ + at + sizeof own, m.data, m.bytes);
       out_.push_back({m.peer, device_.data() + at, sizeof own + m.bytes, 1});
       at += place_of(m.bytes);
     }
@@ -98,7 +101,7 @@ template <class Comm> class hosted : public detail::wrapper<Comm> {
       std::memcpy(&theirs, pinned_ + at, sizeof theirs);
       if (!theirs.matches(h)) differ(h, m, theirs);
       const std::byte* const data = pinned_ + at + sizeof theirs;
-      if (m.into) std::memcpy(m.into, data, m.bytes);
+      if (m.into && m.bytes) std::memcpy(m.into, data, m.bytes);
       arrivals_.push_back({m.into ? m.into : data, theirs.contributors});
       at += place_of(m.bytes);
     }
