@@ -271,7 +271,7 @@ TEST_CASE("nccl: by default two levels of NCCL's own collectives, split by machi
     hd::threads::run(ranks, [&](auto& host) {
       const auto me = static_cast<std::size_t>(host.rank());
       rank_device device(host.rank());
-      const hd::nccl::options o{.host = x.hosts.substr(me, 1)};
+      const hd::nccl::options o{.host = x.hosts.substr(me, 1), .levels_from = 100};
       hd::nccl::communicator comm = hd::nccl::connect(host, device.stream(), o);
       RANK_CHECK(comm.levels() == x.levels && comm.duplicate().levels() == x.levels);
       std::vector<std::vector<float>> in;
@@ -333,7 +333,7 @@ TEST_CASE("nccl: schedules reduce in whatever order the device works", "[seeds]"
   std::vector<int> wrong(4);
   hd::threads::run(4, [&](auto& host) {
     rank_device device(host.rank());
-    const hd::nccl::options o{.host = host.rank() % 2 ? "a" : "b"};
+    const hd::nccl::options o{.host = host.rank() % 2 ? "a" : "b", .levels_from = 0};
     hd::nccl::communicator comm = hd::nccl::connect(host, device.stream(), o);  // native{} in two levels
     const std::vector<float> in = elements<float>(comm.rank(), 40);
     const auto a = device.put(in), b = device.put(in), c = device.put(in);

@@ -184,8 +184,8 @@ class communicator {
   }
 
   /// @brief NCCL's all-reduce, enqueued; with levels a reduce-scatter inside a machine, an all-reduce of the ranks that
-  /// have the same place across machines, and an all-gather inside. Elements that can't be divided among the ranks of a
-  /// machine, fewer than there are of them, are reduced flat. A mean is NCCL's sum, divided once by `l`; of float16 it
+  /// have the same place across machines, and an all-gather inside. Buffers below options::levels_from are reduced flat, and so
+  /// is what is left when the ranks of a machine have taken equal blocks of a multiple of 16 bytes. A mean is NCCL's sum, divided once by `l`; of float16 it
   /// is NCCL's average, on each level, which divides first, since the sum might leave the range. NCCL drops a NaN in
   /// min and max.
   /// Wire:   with levels 2 n (X - 1) / X inside, 2 (n / X) (Y - 1) / Y across, on Y machines of X ranks.
@@ -195,7 +195,7 @@ class communicator {
     const bool divides = l.id == heddle::detail::reduction_id<mean> && l.type != dtype::f16;
     leaf part = l;
     if (divides) part.id = heddle::detail::reduction_id<sum>;
-    if (levels_) reduce_in_levels(h, in, out, count, part);
+    if (levels_ && count * l.bytes >= link_->shared->settings.levels_from) reduce_in_levels(h, in, out, count, part);
     else reduce_flat(h, in, out, count, part);
     return divides && count ? divide(out, count, l) : false;
   }
@@ -304,7 +304,8 @@ inline void communicator::reduce_in_levels(const header& h, const void* in, void
                                            const leaf& l) {
   auto& [inside, across] = *levels_;
   const auto ranks = static_cast<std::size_t>(inside.size());
-  const std::size_t block = count / ranks, bytes = block * l.bytes, rest = count % ranks;
+  const std::size_t line = (std::max<std::size_t>)(1, 16 / l.bytes);  // no block begins in the middle of one
+  const std::size_t block = count / ranks / line * line, bytes = block * l.bytes, rest = count - block * ranks;
   auto* const to = static_cast<std::byte*>(out);
   std::byte* const mine = to + bytes * static_cast<std::size_t>(inside.rank());
   if (rest) reduce_flat(h, static_cast<const std::byte*>(in) + bytes * ranks, to + bytes * ranks, rest, l);

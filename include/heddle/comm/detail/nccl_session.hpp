@@ -38,6 +38,8 @@ struct options {
   /// Whether `connect` prepares `native{}` to reduce inside machines and across them, where there are several machines
   /// of equally many ranks, two or more: communicator::split_levels. Equal on all ranks.
   bool levels = true;
+  /// From how many bytes on it does so: three calls of NCCL take longer to begin than one. Equal on all ranks.
+  std::size_t levels_from = std::size_t{64} << 10;
   /// Whether what the communicator holds for itself, `scratch` and lent messages, is memory of ncclMemAlloc that is
   /// registered with NCCL. Growing it waits for the stream.
   bool registered = false;
