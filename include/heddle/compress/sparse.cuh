@@ -43,10 +43,17 @@ __global__ void top_k_count(fed_value v, std::size_t n, const top_k_search* know
 }
 // The bin in which the last of them is; bins are zero again.
 template <int Level> __global__ void top_k_choose(top_k_search* known, std::uint32_t* bins) {
-  constexpr unsigned size = Level == 2 ? 512 : 2048;
+  constexpr unsigned size = Level == 2 ? 512 : 2048, each = size / codec_threads;
+  HEDDLE_SHARED(std::uint32_t[codec_threads], sums);  // of `each` bins
+  std::uint32_t mine = 0;
+  for (unsigned b = threadIdx.x * each; b < (threadIdx.x + 1) * each; ++b) mine += bins[b];
+  sums[threadIdx.x] = mine;
+  __syncthreads();
   if (threadIdx.x == 0) {
     std::uint32_t left = known->left;
-    unsigned b = size - 1;
+    unsigned t = codec_threads - 1;
+    while (t > 0 && sums[t] < left) left -= sums[t--];
+    unsigned b = (t + 1) * each - 1;
     while (b > 0 && bins[b] < left) left -= bins[b--];
     *known = {known->bits * size + b, left};
   }
