@@ -281,23 +281,26 @@ TEST_CASE("threads on devices: what a rank throws, and what it calls otherwise, 
 }
 
 TEST_CASE("threads on devices: a duplicate serves another thread, wrappers work in the stream") {
-  run(3, 1, [&](device_comm& comm, rank_device& device) {
+  run(3, 2, [&](device_comm& comm, rank_device& device) {
     const std::vector<hd::float16> most(20, hd::float16(60000.0f));
-    const auto half = device.put(most);
+    const auto words = device.put(most);
     try {  // the sum would leave the range, and nothing would tell
-      hd::all_reduce(comm, hd::native{}, half, hd::sum{}, device.queue());
+      hd::all_reduce(comm, hd::native{}, words, hd::sum{}, device.queue());
       RANK_CHECK(false);
     } catch (const hd::argument_error&) {
     }
-    hd::all_reduce(comm, hd::native{}, half, hd::mean{}, device.queue());
-    for (const hd::float16 x : device.get<hd::float16>(comm, half)) RANK_CHECK(static_cast<float>(x) == 60000.0f);
+    hd::all_reduce(comm, hd::native{}, words, hd::mean{}, device.queue());
+    for (const hd::float16 x : device.get<hd::float16>(comm, words)) RANK_CHECK(static_cast<float>(x) == 60000.0f);
     device_comm second = comm.duplicate();
     hd::counting counted(comm.duplicate());
     const std::vector<float> ones(300, 1.0f);
     const auto a = device.put(ones), b = device.put(ones), c = device.put(ones);
     std::exception_ptr thrown;
+    int number = 0;
+    hd::detail::check_cuda("device", cudaGetDevice(&number));
     std::thread other([&] {
       try {
+        hd::detail::check_cuda("device", cudaSetDevice(number));
         for (int k = 0; k < 3; ++k) hd::all_reduce(second, hd::ring{}, a, hd::mean{}, device.queue());
       } catch (...) {
         thrown = std::current_exception();
@@ -305,6 +308,18 @@ TEST_CASE("threads on devices: a duplicate serves another thread, wrappers work 
     });
     hd::all_reduce(comm, hd::ring{}, b, hd::sum{}, device.queue());
     other.join();
+    if (thrown) std::rethrow_exception(thrown);
+    hd::hosted carried(comm.duplicate());
+    std::thread([&] {  // whose current device isn't the rank's
+      try {
+        auto third = carried.duplicate();
+        std::vector<float> host(10, 1.0f);
+        hd::all_reduce(third, hd::ring{}, std::span<float>(host));
+        RANK_CHECK(host == std::vector<float>(10, 3.0f));
+      } catch (...) {
+        thrown = std::current_exception();
+      }
+    }).join();
     if (thrown) std::rethrow_exception(thrown);
     hd::all_reduce(counted, hd::ring{}, c, hd::sum{}, device.queue());
     RANK_CHECK(counted.sent().bytes == 1600);  // 2 n (P - 1) / P floats
