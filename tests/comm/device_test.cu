@@ -280,6 +280,45 @@ TEST_CASE("threads on devices: what a rank throws, and what it calls otherwise, 
   }
 }
 
+TEST_CASE("threads on devices: who gets an error may write its buffer at once, since nobody reads it any more") {
+  struct reads_and_refuses {
+    float* to;
+    cudaStream_t stream;
+    static bool reduce(const void* context, const hd::operand* in, int, void*, std::size_t n, int, double) {
+      const auto& self = *static_cast<const reads_and_refuses*>(context);
+      cudaMemcpyAsync(self.to, in[0].data, n * sizeof(float), cudaMemcpyDefault, self.stream);
+      throw std::logic_error("no");
+    }
+  };
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    std::vector<std::vector<float>> seen(3, std::vector<float>(10));
+    const auto body = [&](device_comm& comm, rank_device& device) {
+      const std::vector<float> ones(30, 1.0f), noise(30, 1e9f), room(10);
+      const auto s = device.put(ones), copied = device.put(room);
+      comm.synchronize();
+      const bool odd = comm.rank() == 1;
+      const hd::bulk_leaf<hd::cuda, float, hd::sum> adds({}, device.queue());
+      const reads_and_refuses refuses{copied.data(), device.stream()};
+      hd::leaf l = adds.get();
+      if (odd) l.reduce = refuses.reduce, l.context = &refuses;
+      const auto me = static_cast<std::size_t>(comm.rank());
+      try {  // each rank reduces ten elements, from all buffers
+        hd::all_reduce_plan<hd::direct>(hd::direct{}, comm.rank(), 3, 30)(comm, s.data(), l);
+      } catch (const std::exception&) {
+        const rank_device other(0);
+        const auto theirs = odd ? s : s.subspan(10, 10);
+        cudaMemcpyAsync(theirs.data(), noise.data(), theirs.size_bytes(), cudaMemcpyDefault, other.stream());
+        cudaStreamSynchronize(other.stream());
+      }
+      const auto mine = odd ? copied : s.subspan(10 * me, 10);
+      cudaMemcpyAsync(seen[me].data(), mine.data(), mine.size_bytes(), cudaMemcpyDefault, device.stream());
+      cudaStreamSynchronize(device.stream());
+    };
+    CHECK_THROWS(run(3, 1, body));
+    for (const std::vector<float>& x : seen) CHECK(*std::max_element(x.begin(), x.end()) <= 3.0f);  // 1: has not begun
+  }
+}
+
 TEST_CASE("threads on devices: a duplicate serves another thread, wrappers work in the stream") {
   run(3, 2, [&](device_comm& comm, rank_device& device) {
     const std::vector<hd::float16> most(20, hd::float16(60000.0f));

@@ -66,9 +66,8 @@ class device_communicator : public heddle::detail::wrapper<communicator> {
     auto mine = std::make_shared<place>();
     told([&] {
       heddle::detail::check_cuda("cudaGetDevice", cudaGetDevice(&mine->device));
-      // Made here, so that no peer looks at one that is being made. mutation survives: nobody did in the tests.
-      mine->ready.record(queue_);
-      mine->done.record(queue_);  // mutation survives: as above
+      // Made here, since a peer that leaves may look at it at any time. mutation survives: none did in the tests.
+      mine->done.record(queue_);
     });
     places_.resize(static_cast<std::size_t>(size()));
     for (int r = 0; r < size(); ++r) tell(r, &mine, sizeof(mine));
@@ -195,7 +194,7 @@ class device_communicator : public heddle::detail::wrapper<communicator> {
               queue_.wait(places_[static_cast<std::size_t>(in_[i].peer)]->ready);
           }
           work(got);
-        } catch (...) {  // kernels that it has enqueued may have begun to read. mutation survives: they had in no test
+        } catch (...) {  // what it has enqueued may read later
           static_cast<void>(cudaEventRecord(me.done.get(), queue_.stream));
           throw;
         }
@@ -216,8 +215,7 @@ class device_communicator : public heddle::detail::wrapper<communicator> {
     }
   }
 
-  // The caller may free its buffers in any way: waits for those who read them. mutation survives: in tests they are
-  // freed in the stream's order.
+  // The caller may write or free its buffers in any way: waits for those who read them.
   void leave(std::span<const outgoing> out) const noexcept {
     for (const outgoing& m : out) {
       if (m.peer >= 0 && m.peer < size() &&
