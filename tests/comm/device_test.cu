@@ -358,7 +358,8 @@ TEST_CASE("threads on devices: a duplicate serves another thread, wrappers work 
       } catch (...) {
         thrown = std::current_exception();
       }
-    }).join();
+    })
+        .join();
     if (thrown) std::rethrow_exception(thrown);
     hd::all_reduce(counted, hd::ring{}, c, hd::sum{}, device.queue());
     RANK_CHECK(counted.sent().bytes == 1600);  // 2 n (P - 1) / P floats

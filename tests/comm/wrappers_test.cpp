@@ -131,7 +131,8 @@ TEST_CASE("throttled takes at least as long as the links need") {
     far.far.fill(30.0);
     hd::throttled apart(comm, hd::links{.intra = far});
     hd::barrier(apart);
-    least(comm.rank(), 5000 * 30e-7, [&] { apart.exchange({}, std::span(out).first(1), std::span(in).first(1), nothing); });
+    least(comm.rank(), 5000 * 30e-7,
+          [&] { apart.exchange({}, std::span(out).first(1), std::span(in).first(1), nothing); });
 
     // A message that is posted late takes its time, too, for who has waited for it.
     least(comm.rank(), comm.rank() < 2 ? 30e-3 + 7e-3 : 0.0, [&] {

@@ -184,10 +184,10 @@ class communicator {
   }
 
   /// @brief NCCL's all-reduce, enqueued; with levels a reduce-scatter inside a machine, an all-reduce of the ranks that
-  /// have the same place across machines, and an all-gather inside. Buffers below options::levels_from are reduced flat, and so
-  /// is what is left when the ranks of a machine have taken equal blocks of a multiple of 16 bytes. A mean is NCCL's sum, divided once by `l`; of float16 it
-  /// is NCCL's average, on each level, which divides first, since the sum might leave the range. NCCL drops a NaN in
-  /// min and max.
+  /// have the same place across machines, and an all-gather inside. Buffers below options::levels_from are reduced
+  /// flat, and so is what is left when the ranks of a machine have taken equal blocks of a multiple of 16 bytes. A mean
+  /// is NCCL's sum, divided once by `l`; of float16 it is NCCL's average, on each level, which divides first, since the
+  /// sum might leave the range. NCCL drops a NaN in min and max.
   /// Wire:   with levels 2 n (X - 1) / X inside, 2 (n / X) (Y - 1) / Y across, on Y machines of X ranks.
   /// @param h Header. @param in Input, may equal `out`. @param out Output. @param count Elements. @param l The leaf.
   /// Throws: argument_error for an operation or type that NCCL hasn't.

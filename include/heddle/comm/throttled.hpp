@@ -87,8 +87,8 @@ class throttled : public detail::wrapper<Comm> {
       const double alpha = costs_.between(this->rank(), m.peer).cost.alpha;
       const double beta = costs_.beta(this->rank(), m.peer, this->size());
       clock::time_point& busy = wires_->busy_until[peer];
-      busy = (std::max)(busy, now) + std::chrono::duration_cast<clock::duration>(std::chrono::duration<double>(
-                                         alpha + beta * static_cast<double>(m.bytes)));
+      busy = (std::max)(busy, now) + std::chrono::duration_cast<clock::duration>(
+                                         std::chrono::duration<double>(alpha + beta * static_cast<double>(m.bytes)));
       if (stamps_[peer] == nothing) out_.push_back({m.peer, &stamps_[peer], sizeof busy, 1});
       stamps_[peer] = busy;
     }
