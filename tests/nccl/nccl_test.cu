@@ -368,6 +368,19 @@ TEST_CASE("nccl: a communicator of the user's, blocking, is worked on and left a
       hd::all_reduce(second, hd::ring{}, s, hd::sum{}, device.queue());
       sums[static_cast<std::size_t>(comm.rank())] = device.get<double>(comm, s)[0];
     }
+    hd::nccl_mem pages;
+    void* const x = pages.allocate_sync(4096, 256);
+    {
+      hd::nccl::communicator broken(mine, device.stream());
+      const hd::nccl::registration bucket = broken.register_memory(x, 4096);
+      broken.fail("on purpose");  // which leaves `mine` alone, so the bucket has to be given back
+    }
+    hd::barrier(host);
+#if __has_include(<emulated/control.h>)
+    RANK_CHECK(emulated::registered_with_nccl() == 0);
+#endif
+    hd::barrier(host);
+    pages.deallocate_sync(x, 4096, 256);
     if (ncclCommDestroy(mine) != ncclSuccess) throw std::runtime_error("destroy");
   });
   CHECK(sums == std::vector<double>(3, 6.0));
