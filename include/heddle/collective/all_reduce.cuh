@@ -16,8 +16,8 @@ inline namespace v0 {
 /// @param comm A communicator that works in a stream, such as nccl::communicator. @param t Topology.
 /// @param data Device memory, the same count on all ranks. @param op sum{}, mean{}, min{}, max{} or a user's functor,
 /// marked HEDDLE_HD. @param q The queue.
-/// Throws: comm_error if the communicator has failed; argument_error for sums of float16, and
-/// its means through a schedule.
+/// Throws: comm_error if the communicator has failed; argument_error for sums of float16, and its means through a
+/// schedule.
 template <communicator Comm, class Topology, class Element, std::size_t Extent, class Op>
 void all_reduce(Comm& comm, const Topology& t, std::span<Element, Extent> data, const Op& op, cuda::queue q) {
   static_assert(stream_ordered<Comm>, "heddle::all_reduce: this communicator works on the host; pass no queue");

@@ -17,7 +17,7 @@ communicator connect(int rank, int size, Share&& share, cudaStream_t stream, con
 
 /// @brief Memory that is registered with the communicators of one rank, until this is destroyed.
 /// Made by communicator::register_memory. Destroy it when no collective uses the memory any more, before that is freed,
-/// and before the communicator, the last of which waits for its stream.
+/// and before the communicator, whose stream and ncclComm_t it needs.
 class registration {
  public:
   /// Takes it over.

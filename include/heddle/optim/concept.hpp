@@ -60,8 +60,9 @@ concept has_element_step = requires(const Rule& r, const update_context& x, floa
   r.element_step(x).scale(factor, factor);
 };
 /// Has `layer_step(context)`: the same for a layerwise rule, in halves. f.advance(parameter, gradient, state...) moves
-/// what doesn't depend on norms, f.direction(parameter, gradient, state...) is the number whose squares are added up,
-/// f.ratio(squares of the parameter, of the direction) what f.apply(parameter, gradient, state..., ratio) then takes.
+/// what doesn't depend on norms, in copies first and once more in the second half;
+/// f.direction(parameter, gradient, state...) is the number whose squares are added up, f.ratio(squares of the
+/// parameter, of the direction) what f.apply(parameter, gradient, state..., ratio) then takes.
 template <class Rule>
 concept has_layer_step = requires(const Rule& r, const update_context& x, float factor) {
   { r.layer_step(x).ratio(0.0, 0.0) } -> std::convertible_to<double>;
