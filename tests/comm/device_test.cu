@@ -58,16 +58,16 @@ void run(int ranks, int on, Function&& f, const hd::threads::device_options& o =
 }
 
 // A topology as data, so that one executor and one kernel serve all of them.
-struct any {
+struct any_topology {
   std::string text;
   std::function<hd::schedule(int, int, std::size_t)> make;
   std::string name() const { return text; }
   hd::schedule all_reduce(int rank, int size, std::size_t n) const { return make(rank, size, n); }
 };
-template <class Topology> any erased(const Topology& t) {
+template <class Topology> any_topology erased(const Topology& t) {
   return {t.name(), [t](int rank, int size, std::size_t n) { return t.all_reduce(rank, size, n); }};
 }
-std::vector<any> topologies() {
+std::vector<any_topology> topologies() {
   return {erased(hd::ring{}),
           erased(hd::direct{}),
           erased(hd::torus_2d{}),
@@ -83,7 +83,8 @@ std::vector<any> topologies() {
 // Sums and means of every size by every topology, without waiting in between; what is wrong, in words. Which bits a
 // schedule gives is compared between ranks, and with a second run.
 std::string all_reduces(int ranks, int on, const std::vector<std::size_t>& sizes,
-                        const hd::threads::device_options& o = {}, const std::vector<any>& all = topologies()) {
+                        const hd::threads::device_options& o = {},
+                        const std::vector<any_topology>& all = topologies()) {
   const auto p = static_cast<std::size_t>(ranks);
   const std::size_t cases = (all.size() + 1) * sizes.size();
   using results = std::vector<std::vector<std::vector<float>>>;  // by case and rank
@@ -210,7 +211,7 @@ TEST_CASE("threads on devices: every topology against double precision, the same
 }
 
 TEST_CASE("threads on devices: schedules and the one pass in whatever order the device works", "[seeds]") {
-  std::vector<any> some = topologies();
+  std::vector<any_topology> some = topologies();
 #if __has_include(<emulated/control.h>)
   some = {some[emulated::current().seed % some.size()]};  // others under other seeds
 #endif
