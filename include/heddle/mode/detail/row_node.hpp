@@ -30,8 +30,8 @@ template <class Messenger, class Server> class row_node {
   }
   row_node(const row_node&) = delete;
   row_node& operator=(const row_node&) = delete;
-  // Sends the replies that are left, waits up to half a second for those who haven't heard that all have joined, and
-  // leaves; while an exception is on its way, at once.
+  // Sends the replies that are left, waits for those who haven't heard that all have joined, and leaves; while an
+  // exception is on its way, at once. Who has died or left isn't waited for.
   ~row_node() {
     hurries_ = std::uncaught_exceptions() > unwinding_;
     stopping_ = true;
@@ -97,7 +97,6 @@ template <class Messenger, class Server> class row_node {
     }
     l.open = l.answered = false;
     l.body.clear();
-    if (l.tag == row_tag::join) (void)put(k, row_tag::thanks, l.id, payload(0));
     return std::move(l.reply);
   }
 
@@ -150,20 +149,21 @@ template <class Messenger, class Server> class row_node {
   }
 
   void attend() {
-    clock::time_point end = (clock::time_point::max)(), again{};
+    clock::time_point again{};
     const auto finished = [&] {
       if (!stopping_) return false;
-      const auto now = clock::now();
-      end = (std::min<clock::time_point>)(end, now + std::chrono::milliseconds(500));
+      if (hurries_) return true;
       bool heard = outbox_.empty();
       with_server([&](Server& s) {
-        if (s.heard() || hurries_) return;
+        if (s.heard()) return;
+        const auto now = clock::now();
+        if (heard && now >= again) {
+          again = now + std::chrono::milliseconds(50);
+          s.remind(sender());
+        }
         heard = false;
-        if (now < again) return;
-        again = now + std::chrono::milliseconds(50);
-        s.remind(sender());
       });
-      return hurries_ || heard || now >= end;
+      return heard;
     };
     while (!finished()) {
       try {
@@ -232,18 +232,26 @@ template <class Messenger, class Server> class row_node {
     const auto head = row_head<row_reply>(m.body);
     if (head.status == row_status::failed)
       return lose(m.from.rank, static_cast<int>(head.staleness), std::string(m.body.text().substr(sizeof head)));
-    if (m.id != l.id || !l.open || l.answered) return;
-    if (head.status == row_status::missing) {
+    if (m.id != l.id) return;
+    if (!l.open || l.answered) {
+      if (l.tag == row_tag::join) thank(m.from.rank, l);  // it doesn't know yet
+    } else if (head.status == row_status::told) {
+      l.due = {};  // the answer is lost or on its way
+    } else if (head.status == row_status::missing) {
       l.sent = false;
     } else {
       l.reply = std::move(m.body);
       l.answered = true;
+      if (l.tag == row_tag::join) thank(m.from.rank, l);
       // Down at once, up by half: what was lost makes an exchange as long as the wait.
       const auto took = clock::now() - l.posted;
       l.round = took < l.round ? took : l.round + (took - l.round) / 2;
       changed_.notify_all();
     }
   }
+
+  // What is lost of it the server asks for again.
+  void thank(int k, const link& l) { (void)put(k, row_tag::thanks, l.id, payload(0)); }
 
   // Sends what isn't sent yet; asks servers that have been silent whether they have a request.
   void repeat() {

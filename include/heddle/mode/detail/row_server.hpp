@@ -78,7 +78,7 @@ template <class Rule, class Memory> class row_server {
   // A message of a worker, or news of it. send(rank, id, bytes) sends a reply.
   template <class Send> void heed(message& m, Send&& send) {
     if (m.from.rank < 0 || static_cast<std::size_t>(m.from.rank) >= clients_.size()) return;
-    if (m.kind == message_kind::died || m.kind == message_kind::left) {
+    if (m.kind == message_kind::died || m.kind == message_kind::left || m.kind == message_kind::refused) {
       clients_[static_cast<std::size_t>(m.from.rank)].told = false;
       if (failed_by_ < 0) fail(m.from.rank, std::string(m.body.text()), send);
       return;
@@ -95,17 +95,18 @@ template <class Rule, class Memory> class row_server {
   bool heard() const noexcept {
     return std::none_of(clients_.begin(), clients_.end(), [](const client& c) { return c.told; });
   }
-  // Answers those again who haven't heard it.
+  // Asks those who haven't thanked whether they have heard it.
   template <class Send> void remind(Send&& send) {
-    for (client& c : clients_)
-      if (c.told) answer(c, send);
+    for (std::size_t i = 0; i < clients_.size(); ++i)
+      if (clients_[i].told) reply(static_cast<int>(i), clients_[i].taken, {.status = row_status::told}, send);
   }
-  // Nobody can go on: all learn why, before this rank leaves for the same reason.
+  // Nobody can go on: all learn why, before this rank leaves for the same reason. But for those who were told that all
+  // have joined: they need nothing any more, and their answer may be lost or wait behind this.
   template <class Send> void fail(int rank, const std::string& why, Send&& send) {
     failed_by_ = rank;
     failure_ = why;
     for (std::size_t i = 0; i < clients_.size(); ++i)
-      if (static_cast<int>(i) != rank) refuse(static_cast<int>(i), clients_[i].taken, send);
+      if (static_cast<int>(i) != rank && !clients_[i].told) refuse(static_cast<int>(i), clients_[i].taken, send);
   }
 
  private:
@@ -124,6 +125,7 @@ template <class Rule, class Memory> class row_server {
       if (m.id == c.taken) c.told = false;
       return;
     }
+    if (c.told && m.id == c.taken) return answer(c, send);  // no failure: who has left by now had joined
     if (failed_by_ >= 0) return refuse(rank, m.id, send);
     if (static_cast<row_tag>(m.tag) == row_tag::probe) {
       if (m.id > c.taken) return reply(rank, m.id, {.status = row_status::missing}, send);

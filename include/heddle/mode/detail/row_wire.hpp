@@ -16,9 +16,9 @@ namespace detail {
 // What workers and servers of rows say to each other. A request's id is its number among those of its worker to this
 // server, from 1 on; there is one at a time, and the reply repeats the id. Behind the head come the numbers of rows,
 // counted from the server's first one, filled up to 8 bytes; then their floats. Where all rows come there are no
-// numbers. A probe asks whether a request has come; thanks say that a reply has.
+// numbers. A probe asks whether a request has come; thanks say that a join's reply has, and `told` asks for them again.
 enum class row_tag : std::uint32_t { push = 1, join = 2, probe = 3, reply = 4, thanks = 5 };
-enum class row_status : std::uint32_t { done = 1, missing = 2, failed = 3 };
+enum class row_status : std::uint32_t { done = 1, missing = 2, failed = 3, told = 4 };
 
 inline constexpr std::uint32_t all_rows = 0xffffffff;
 
