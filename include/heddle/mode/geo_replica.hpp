@@ -85,8 +85,7 @@ template <class Messenger, class Memory = host_resource> class geo_replica {
       server->assign([&](std::size_t t) { return rows_[t].values; }, 0);
       server_bytes_ = server->bytes();
     }
-    node_ = std::make_unique<node>(connection.open(comm), std::move(server), options_.servers);
-    node_->meet();
+    detail::open_rows(comm, "geo_replica", node_, connection, std::move(server), options_.servers);
   }
 
   /// @brief A row of sparse parameters has changed. @param which Index of the parameters. @param row Row.

@@ -96,8 +96,7 @@ class data_parallel<Strategy, Comm, Optimizer> {
                 .staleness = plan_.mode.staleness, .merge = plan_.mode.merge, .compensation = plan_.mode.compensation});
         server->assign([&](std::size_t t) { return parameters_[t]; }, 0);
       }
-      node_ = std::make_unique<node_type>(plan_.mode.connection.open(comm_), std::move(server), servers_);
-      node_->meet();
+      detail::open_rows(comm_, "data_parallel", node_, plan_.mode.connection, std::move(server), servers_);
     }
   }
 

@@ -6,6 +6,7 @@
 
 #include <unistd.h>
 
+#include <exception>
 #include <type_traits>
 #include <vector>
 
@@ -27,6 +28,26 @@ template <class Record, communicator Comm> std::vector<Record> tell_ranks(Comm& 
   const header h = begin_call(comm, {operation_kind::control, dtype::other, 0, 0, 0, 1, sizeof mine});
   comm.exchange(h, out, in, [](std::span<const arrival>) {});
   return all;
+}
+
+// Runs f on all ranks. Where one throws, it tells the others, and they throw comm_error instead of waiting for it.
+template <communicator Comm, class Function> void run_everywhere(Comm& comm, const char* who, Function&& f) {
+  std::exception_ptr failure;
+  try {
+    f();
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  std::vector<std::uint32_t> failed;
+  try {
+    failed = tell_ranks(comm, static_cast<std::uint32_t>(failure != nullptr));
+  } catch (const comm_error&) {
+    if (!failure) throw;
+  }
+  if (failure) std::rethrow_exception(failure);
+  for (std::size_t r = 0; r < failed.size(); ++r) {
+    if (failed[r]) throw comm_error(who, comm.rank(), static_cast<int>(r), "it failed to open; nothing is open here");
+  }
 }
 
 // A number of this process, other than that of any other process on any machine, as far as host names differ.

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <heddle/comm/detail/tell_ranks.hpp>
 #include <heddle/mode/detail/row_server.hpp>
 
 #include <atomic>
@@ -22,9 +23,9 @@ template <class Messenger, class Server> class row_node {
   using clock = std::chrono::steady_clock;
 
  public:
-  // server: this rank's, or null. All ranks below `servers` have one.
-  row_node(std::unique_ptr<Messenger> m, std::unique_ptr<Server> server, int servers)
-      : messenger_(std::move(m)), server_(std::move(server)), links_(static_cast<std::size_t>(servers)) {
+  // who: named in errors. server: this rank's, or null. All ranks below `servers` have one.
+  row_node(const char* who, std::unique_ptr<Messenger> m, std::unique_ptr<Server> server, int servers)
+      : who_(who), messenger_(std::move(m)), server_(std::move(server)), links_(static_cast<std::size_t>(servers)) {
     for (int k = 0; k < servers; ++k) messenger_->connect(k);
     thread_ = std::thread([this] { attend(); });
   }
@@ -37,7 +38,7 @@ template <class Messenger, class Server> class row_node {
     stopping_ = true;
     try {
       (void)messenger_->try_send(messenger_->rank(), static_cast<std::uint32_t>(row_tag::reply), 0, payload(0));
-    } catch (const comm_error&) {  // then it sees by itself
+    } catch (const std::exception&) {  // it was to wake the thread, which wakes by itself soon
     }
     thread_.join();
   }
@@ -51,7 +52,7 @@ template <class Messenger, class Server> class row_node {
       while (messenger_->life_of(k) == 0 && links_[static_cast<std::size_t>(k)].gone.empty()) {
         if (broken_) std::rethrow_exception(broken_);
         if (clock::now() >= end)
-          throw comm_error("data_parallel", messenger_->rank(), k, "no messenger there within 30 s");
+          throw comm_error(who_, messenger_->rank(), k, "no messenger there within 30 s");
         changed_.wait_until(lock, std::chrono::system_clock::now() + std::chrono::milliseconds(2));
       }
     }
@@ -131,7 +132,7 @@ template <class Messenger, class Server> class row_node {
   void check(int k) const {
     if (broken_) std::rethrow_exception(broken_);
     const link& l = links_[static_cast<std::size_t>(k)];
-    if (!l.gone.empty()) throw comm_error("data_parallel", messenger_->rank(), l.gone_by, l.gone);
+    if (!l.gone.empty()) throw comm_error(who_, messenger_->rank(), l.gone_by, l.gone);
   }
 
   // With the lock. Sends a request, if there is room; else the thread does.
@@ -165,8 +166,9 @@ template <class Messenger, class Server> class row_node {
       });
       return heard;
     };
-    while (!finished()) {
+    for (bool failed = false;;) {
       try {
+        if (finished()) return;
         std::optional<message> m =
             messenger_->receive(std::chrono::milliseconds(outbox_.empty() && !unsent_ && !stopping_ ? 20 : 1));
         for (; m; m = messenger_->receive({})) heed(*m);
@@ -177,15 +179,29 @@ template <class Messenger, class Server> class row_node {
         }
         repeat();
       } catch (...) {
-        {
-          const std::lock_guard lock(mutex_);
-          broken_ = std::current_exception();
-        }
-        changed_.notify_all();
-        with_server([&](Server& s) {
-          s.fail(messenger_->rank(), "rank " + std::to_string(messenger_->rank()) + " failed as a server", sender());
-        });
+        give_up(std::current_exception());
+        if (failed || !tell_failure()) return;  // what lasts ends this thread; others see the silence at the latest
+        failed = true;
       }
+    }
+  }
+
+  void give_up(std::exception_ptr why) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!broken_) broken_ = why;
+    }
+    changed_.notify_all();
+  }
+  // Tells all workers that this server can't go on; whether that could be said.
+  bool tell_failure() {
+    try {
+      with_server([&](Server& s) {
+        s.fail(messenger_->rank(), "rank " + std::to_string(messenger_->rank()) + " failed as a server", sender());
+      });
+      return true;
+    } catch (const std::exception&) {  // the first failure is the one to know
+      return false;
     }
   }
 
@@ -272,6 +288,7 @@ template <class Messenger, class Server> class row_node {
     }
   }
 
+  const char* who_;
   std::unique_ptr<Messenger> messenger_;
   std::unique_ptr<Server> server_;
   std::mutex serving_;        // the server; taken before the other one
@@ -286,6 +303,15 @@ template <class Messenger, class Server> class row_node {
   std::atomic<bool> stopping_{false}, hurries_{false};
   std::thread thread_;
 };
+
+// Opens a rank's node, on all ranks or on none. Collective.
+template <class Comm, class Node, class Connection, class Server>
+void open_rows(Comm& comm, const char* who, std::unique_ptr<Node>& node, const Connection& connection,
+               std::unique_ptr<Server> server, int servers) {
+  run_everywhere(comm, who,
+                 [&] { node = std::make_unique<Node>(who, connection.open(comm), std::move(server), servers); });
+  run_everywhere(comm, who, [&] { node->meet(); });
+}
 
 }  // namespace detail
 }  // namespace v0
