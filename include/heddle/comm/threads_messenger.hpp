@@ -164,19 +164,26 @@ struct connection {
     struct record {
       std::uint64_t process, place;
     };
-    std::unique_ptr<meeting_place> made;
-    if (comm.rank() == 0) made = std::make_unique<meeting_place>(comm.size());
-    const record mine{heddle::detail::process_number(), reinterpret_cast<std::uintptr_t>(made.get())};
+    // The last one who has a copy of rank 0's place frees it: rank 0 itself may have failed by then.
+    struct shared_place {
+      meeting_place place;
+      std::atomic<int> waiting;
+    };
+    shared_place* const made = comm.rank() == 0 ? new shared_place{meeting_place(comm.size()), comm.size()} : nullptr;
+    const record mine{heddle::detail::process_number(), reinterpret_cast<std::uintptr_t>(made)};
     const std::vector<record> all = heddle::detail::tell_ranks(comm, mine);
     for (std::size_t r = 0; r < all.size(); ++r) {
-      if (all[r].process != mine.process)
-        throw comm_error("threads::connection", comm.rank(), static_cast<int>(r),
-                         "it is another process; messengers between processes are opened by mpi::connection or "
-                         "zmq::connection");
+      if (all[r].process == mine.process) continue;
+      delete made;  // all throw
+      throw comm_error("threads::connection", comm.rank(), static_cast<int>(r),
+                       "it is another process; messengers between processes are opened by mpi::connection or "
+                       "zmq::connection");
     }
-    auto opened =
-        std::make_unique<messenger>(options, *reinterpret_cast<const meeting_place*>(all[0].place), comm.rank());
-    heddle::detail::tell_ranks(comm, std::uint8_t{1});  // rank 0's place goes when all have a copy
+    auto* const shared = reinterpret_cast<shared_place*>(all[0].place);
+    const meeting_place place = shared->place;
+    if (--shared->waiting == 0) delete shared;
+    auto opened = std::make_unique<messenger>(options, place, comm.rank());
+    heddle::detail::tell_ranks(comm, std::uint8_t{1});  // all can be reached
     return opened;
   }
 };
