@@ -33,6 +33,15 @@ struct lossy_connection {
   }
 };
 
+// Rank 1's can't be opened.
+struct failing_connection : hd::threads::connection {
+  template <class Comm> auto open(Comm& comm) const {
+    auto m = hd::threads::connection::open(comm);
+    if (comm.rank() == 1) throw std::runtime_error("no more handles");
+    return m;
+  }
+};
+
 const auto together = hd::strategy{.mode = hd::async_ps{.staleness = 0}};
 
 // A trainer's life with uneven data: rank r takes 4 + 3 r steps of an epoch; then it is saved, and another one goes on.
@@ -84,8 +93,8 @@ TEST_CASE("a server that waits for everybody gives the bits of every_step over n
 }
 
 TEST_CASE("also where messages are lost, repeated and reordered") {
-  const auto expected = train(hd::strategy{.topology = hd::native{}}, hd::sgd{}, 3, 5, 0.05f);
-  for (std::uint64_t seed = 0; seed < 12; ++seed) {  // also the last answers, and thanks for them
+  const auto expected = train(hd::strategy{.topology = hd::native{}}, hd::sgd{}, 3, 3, 0.05f);
+  for (std::uint64_t seed = 0; seed < 6; ++seed) {  // also the last answers, and thanks for them
     CAPTURE(seed);
     const lossy_connection bad{{.drop = 0.1, .duplicate = 0.2, .reorder = 0.2, .seed = seed}};
     const auto lossy = hd::strategy{
@@ -94,7 +103,7 @@ TEST_CASE("also where messages are lost, repeated and reordered") {
     on_threads(3, [&](auto& comm) {
       quadratic m;
       hd::data_parallel dp{lossy, comm, m.tensors(), hd::sgd{}};
-      for (std::size_t s = 0; s < 5; ++s) train_step(dp, m, first_sample(s, comm.rank(), 3, 2), 2, 0.05f);
+      for (std::size_t s = 0; s < 3; ++s) train_step(dp, m, first_sample(s, comm.rank(), 3, 2), 2, 0.05f);
       dp.join();
       out[static_cast<std::size_t>(comm.rank())] = m.w;
     });
@@ -151,7 +160,8 @@ TEST_CASE("servers alone, and rows of a sparse gradient") {
     const std::size_t row = i / 4;
     REQUIRE(expected[i] == (row < 500 && (row % 100 == 1 || row % 100 == 2) ? 0.75f : 1.0f));
   }
-  for (const float x : run(hd::async_geo_sgd{.servers = 1, .period = 2}, geo)) CHECK((x == 1.0f || x == 0.5f));
+  const auto moved = run(hd::async_geo_sgd{.servers = 1, .period = 2}, geo);
+  for (std::size_t i = 0; i < 4000; ++i) REQUIRE(moved[i] == (expected[i] == 1.0f ? 1.0f : 0.5f));
   CHECK(sparse < dense / 20);
   CHECK(geo < dense / 20);
 }
@@ -205,7 +215,8 @@ TEST_CASE("compensation and merged pushes are their definitions") {
     std::barrier turn(2);
     on_threads(2, [&](auto& comm) {
       float w = 1.0f, g = comm.rank() ? 4.0f : 2.0f;
-      hd::data_parallel dp{hd::strategy{.mode = mode}, comm, hd::tensors(&w, &g, std::array<std::size_t, 1>{1}), hd::sgd{}};
+      hd::data_parallel dp{hd::strategy{.mode = mode}, comm, hd::tensors(&w, &g, std::array<std::size_t, 1>{1}),
+                           hd::sgd{}};
       const auto push = [&] {
         dp.ready(0);
         dp.step({.lr = 0.25f});
@@ -245,6 +256,9 @@ TEST_CASE("Geo-SGD on servers: after t pushes all but (1 - 1/N)^t of a move is t
     replica.join();
     RANK_CHECK(std::fabs(w - 10.0f) < 1e-5f);
     RANK_CHECK(replica.agreed(0)[0] == w);
+    RANK_CHECK_THROWS_AS(replica.agreed(9), hd::argument_error);
+    RANK_CHECK_THROWS_AS(replica.touch(0, 1), hd::argument_error);
+    RANK_CHECK_THROWS_AS(replica.touch(1, 0), hd::argument_error);
   });
 }
 
@@ -271,6 +285,55 @@ TEST_CASE("Geo-SGD on servers loses no move of a row, whoever changes it when, a
   sums(hd::threads::connection{}, hd::geo_wait::before_next, 2);
   sums(hd::threads::connection{}, hd::geo_wait::at_once, 1);
   sums(lossy_connection{}, hd::geo_wait::never, 3);
+}
+
+TEST_CASE("replicas that exchange float16 are equal after join, and hold what float16 can't") {
+  std::vector<std::vector<float>> out(3);
+  on_threads(3, [&](auto& comm) {
+    std::vector<float> w(40, 0.1f);
+    w[39] = 1e6f;
+    hd::geo_replica<hd::threads::messenger> replica(hd::threads::connection{}, comm, {{w.data(), 40, 4, false}},
+                                                    {.period = 1, .wait = hd::geo_wait::at_once, .half = true});
+    for (std::size_t s = 0; s < 30; ++s) {
+      for (std::size_t i = 0; i < 40; ++i) w[i] += i == 39 ? 3e5f : 1e-3f * static_cast<float>(i);
+      replica.batch();
+    }
+    replica.join();
+    RANK_CHECK(replica.report().reverted == 0);
+    out[static_cast<std::size_t>(comm.rank())] = w;
+  });
+  CHECK(all_equal(out));
+  for (std::size_t i = 0; i < 39; ++i) CHECK(std::fabs(out[0][i] - (0.1 + 0.09 * static_cast<double>(i))) < 5e-3);
+  CHECK(std::fabs(out[0][39] - (1e6 + 90 * 3e5)) < 1e5);
+}
+
+TEST_CASE("a server mode opens on all ranks or on none, and only where all bring the same settings") {
+  std::atomic<int> refused{0};
+  on_threads(3, [&](auto& comm) {
+    quadratic m;
+    const auto opens = [&](const auto& mode) {
+      try {
+        hd::data_parallel dp{hd::strategy{.mode = mode}, comm, m.tensors(), hd::sgd{}};
+      } catch (const std::runtime_error&) {  // comm_error is one
+        ++refused;
+      }
+    };
+    opens(hd::async_ps<failing_connection>{.servers = 1, .staleness = 0});
+    opens(hd::async_geo_sgd<failing_connection>{.servers = 2});
+    opens(hd::async_ps{.staleness = comm.rank() == 2 ? 1u : 0u});
+    opens(hd::async_ps{.merge = comm.rank() == 2 ? 1u : 2u});
+    opens(hd::async_geo_sgd{.period = comm.rank() == 2 ? 1u : 2u});
+    std::vector<float> w(12, 0.0f);
+    for (const hd::geo_options& o : {hd::geo_options{.half = comm.rank() == 1}, hd::geo_options{}}) {
+      try {
+        hd::geo_replica<hd::threads::messenger> replica(
+            hd::threads::connection{}, comm, {{w.data(), 12, comm.rank() == 1 && !o.half ? 3u : 4u, false}}, o);
+      } catch (const hd::comm_error&) {
+        ++refused;
+      }
+    }
+  });
+  CHECK(refused == 7 * 3);
 }
 
 TEST_CASE("a rank that leaves a server mode by an exception, or without join, ends the others' waits") {
@@ -324,9 +387,13 @@ TEST_CASE("what servers hold goes on bit for bit, and on other numbers of ranks 
   run(3, 0, 0, 10, false, true);
   CHECK(run(3, 0, 10, 20, true, false) == whole);
   CHECK(run(3, 1, 10, 20, true, false) == whole);
+  // One server's files know the rule's clock alone; all servers go on with it.
+  run(3, 1, 0, 10, false, true);
+  CHECK(run(3, 0, 10, 20, true, false) == whole);
+  run(3, 0, 0, 10, false, true);
   // All ranks have the same batches here, so their number changes no mean.
   CHECK(distance(run(5, 2, 10, 20, true, false), {whole.begin(), whole.end()}) < 1e-6);
-  REQUIRE(::truncate((scratch.path() + "/checkpoint-1.rank-1").c_str(), 100) == 0);
+  REQUIRE(::truncate((scratch.path() + "/checkpoint-3.rank-1").c_str(), 100) == 0);
   on_threads(3, [&](auto& comm) {
     quadratic m;
     hd::data_parallel dp{together, comm, m.tensors(), hd::adamw{}};
@@ -347,6 +414,7 @@ TEST_CASE("server modes refuse numbers outside their range") {
   refused(hd::async_ps{.merge = 0});
   refused(hd::async_ps{.compensation = -1.0f});
   refused(hd::async_ps{.staleness = 0, .compensation = 1.0f});
+  refused(hd::async_ps{.merge = 2, .compensation = 1.0f});
   refused(hd::async_geo_sgd{.period = 0});
   hd::data_parallel dp{together, comm, m.tensors(), hd::sgd{}};
   CHECK_THROWS_AS(dp.ready(5), hd::argument_error);

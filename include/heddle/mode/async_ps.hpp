@@ -35,8 +35,9 @@ template <class Connection = threads::connection> struct async_ps {
   int servers = 0;                      ///< Ranks below it hold the parameters; 0: all ranks.
   std::uint64_t staleness = unbounded;  ///< A rank may be so many steps ahead of the slowest one that has batches.
   std::uint32_t merge = 1;              ///< Pushes of different ranks that make one update, by their mean; 1: each one.
-  float compensation =
-      0.0f;             ///< Lambda of the correction for a gradient that comes late; 0: none. Not with staleness 0.
+  /// Lambda of the correction for a gradient that comes late; 0: none. Not with staleness 0, nor with `merge` above 1,
+  /// where a rank goes on before its gradient is used.
+  float compensation = 0.0f;
   bool sparse = false;  ///< Of tensors with `rows`, only rows with a gradient are pushed; a rule sees only these.
 
   static constexpr average averages = average::server;  ///< What ranks send is not their own average.
@@ -47,9 +48,10 @@ template <class Connection = threads::connection> struct async_ps {
     if (servers < 0)
       throw argument_error("heddle::async_ps: servers is " + std::to_string(servers) + ", allowed is 0 or above");
     if (merge == 0) throw argument_error("heddle::async_ps: merge is 0, allowed is 1 or above");
-    if (!(compensation >= 0.0f) || !std::isfinite(compensation) || (compensation > 0.0f && staleness == 0))
+    if (!(compensation >= 0.0f) || !std::isfinite(compensation) ||
+        (compensation > 0.0f && (staleness == 0 || merge > 1)))
       throw argument_error("heddle::async_ps: compensation is " + std::to_string(compensation) +
-                           ", allowed is 0 or above, and 0 where staleness is 0");
+                           ", allowed is 0 or above, and 0 where staleness is 0 or merge is above 1");
   }
   /// Always.
   bool meets(std::size_t) const noexcept { return true; }

@@ -6,6 +6,8 @@
 #include <heddle/memory/host_resource.hpp>
 #include <heddle/mode/detail/row_node.hpp>
 
+#include <bit>
+
 namespace heddle {
 inline namespace v0 {
 
@@ -31,7 +33,8 @@ struct geo_options {
   double part = 0.0;                ///< Of its moves that a push sends, in (0, 1]; 0: 1 / ranks. 1: nothing is kept.
   geo_wait wait = geo_wait::never;  ///< Whether batch() waits for the answer.
   bool synchronous = false;         ///< Servers answer when everybody has pushed. With wait other than never.
-  bool half = false;                ///< Moves and parameters travel as float16.
+  /// Moves and parameters travel as float16, what is beyond 65504 as 65504; flush() and join() send floats.
+  bool half = false;
 };
 
 /// @brief What a geo_replica has done.
@@ -53,7 +56,7 @@ struct geo_report {
 ///     }
 ///     replica.join();
 ///
-/// Sync:   batch() never waits, unless asked; flush() waits for servers, join() for all ranks.
+/// Sync:   batch() never waits, unless asked; flush() waits for servers, if synchronous for all; join() for all ranks.
 /// Throws: argument_error for numbers outside their range; comm_error when a rank has failed or left.
 /// @tparam Messenger What the connection opens. @tparam Memory Where its own floats live.
 template <class Messenger, class Memory = host_resource> class geo_replica {
@@ -74,6 +77,7 @@ template <class Messenger, class Memory = host_resource> class geo_replica {
         flags_(map_.rows(), 0),
         seen_(static_cast<std::size_t>(options_.servers), 0),
         since_(seen_.size(), 0) {
+    require_same(comm);
     for (const geo_rows& r : rows_) broadcast(comm, std::span<float>(r.values, r.count));
     restart();
     std::unique_ptr<server_type> server;
@@ -89,7 +93,13 @@ template <class Messenger, class Memory = host_resource> class geo_replica {
   }
 
   /// @brief A row of sparse parameters has changed. @param which Index of the parameters. @param row Row.
-  void touch(std::size_t which, std::size_t row) noexcept { flags_[map_.first_of(which) + row] |= touched; }
+  /// Throws: argument_error if there is no such row.
+  void touch(std::size_t which, std::size_t row) {
+    if (which >= rows_.size() || row >= map_.rows_of(which))
+      throw argument_error("heddle::geo_replica::touch: there is no row " + std::to_string(row) + " of parameters " +
+                           std::to_string(which));
+    flags_[map_.first_of(which) + row] |= touched;
+  }
 
   /// @brief A batch is done: takes the answers that have come, and pushes if that is due and the last push is answered.
   void batch() {
@@ -108,7 +118,8 @@ template <class Messenger, class Memory = host_resource> class geo_replica {
       if (node_->open(k)) pull(k, false);
     if (ranks_ == 1 && since_[0] >= options_.period) settle();  // nobody to meet
   }
-  /// Pushes all that was kept, and waits until the servers have it and what they know is here.
+  /// @brief Pushes all that was kept, and waits until the servers have it and what they know is here: if synchronous,
+  /// until everybody has pushed.
   void flush() {
     if (ranks_ == 1) return settle();
     finish(detail::row_tag::push);
@@ -127,8 +138,12 @@ template <class Messenger, class Memory = host_resource> class geo_replica {
   }
 
   /// @brief What the servers had when this rank last heard of them. @param which Index of the parameters.
+  /// Throws: argument_error if there are no such parameters.
   std::span<const float> agreed(std::size_t which) const {
-    return {agreed_.data() + map_.start(map_.first_of(which)), rows_.at(which).count};
+    if (which >= rows_.size())
+      throw argument_error("heddle::geo_replica::agreed: parameters " + std::to_string(which) + " of " +
+                           std::to_string(rows_.size()));
+    return {agreed_.data() + map_.start(map_.first_of(which)), rows_[which].count};
   }
   /// What this rank has done.
   geo_report report() const {
@@ -167,6 +182,18 @@ template <class Messenger, class Memory = host_resource> class geo_replica {
       throw argument_error("heddle::geo_replica: " + std::to_string(all) + " rows, allowed are fewer than 2^32 - 1");
     return rows;
   }
+  template <class Comm> void require_same(Comm& comm) const {
+    std::uint64_t h = 0;
+    const auto mix = [&h](std::uint64_t x) { h = (h ^ x) * 0x100000001b3u; };
+    mix(static_cast<std::uint64_t>(options_.servers));
+    mix(options_.period);
+    mix(std::bit_cast<std::uint64_t>(options_.part));
+    mix(static_cast<std::uint64_t>(options_.wait));
+    mix(options_.synchronous);
+    mix(options_.half);
+    for (const geo_rows& r : rows_) mix(r.count), mix(r.width), mix(r.sparse);
+    detail::require_same(comm, "geo_replica", h, "it brings other settings, or rows of another shape");
+  }
   static std::vector<detail::row_map::shape> shapes(const std::vector<geo_rows>& rows) {
     std::vector<detail::row_map::shape> all;
     for (const geo_rows& r : rows) all.push_back({r.count, r.width});
@@ -192,7 +219,7 @@ template <class Messenger, class Memory = host_resource> class geo_replica {
     for (int k = 0; k < options_.servers; ++k)
       if (node_->open(k)) pull(k, false);
     for (int k = 0; k < options_.servers; ++k)
-      push(k, tag, 1.0f, false, true);  // in the end all replicas are the servers'
+      push(k, tag, 1.0f, false, true);  // in the end all replicas are the servers', which float16 has hidden so far
     for (int k = 0; k < options_.servers; ++k) pull(k, true);
     std::fill(since_.begin(), since_.end(), 0);
   }
@@ -209,10 +236,10 @@ template <class Messenger, class Memory = host_resource> class geo_replica {
       bool moved = false, finite = true;
       for (std::size_t i = 0; i < r.count; ++i) {
         float d = (now[i] - old[i]) * share;
-        if (half) d = static_cast<float>(static_cast<float16>(d));
+        finite &= std::isfinite(d);
+        if (half) d = static_cast<float>(static_cast<float16>(std::clamp(d, -detail::most_half, detail::most_half)));
         move_[i] = d;
         moved |= d != 0.0f;
-        finite &= std::isfinite(d);
       }
       const bool whole = share == 1.0f && !half;
       flag = whole ? 0 : owing;
@@ -225,7 +252,8 @@ template <class Messenger, class Memory = host_resource> class geo_replica {
         out.add(static_cast<std::uint32_t>(r.number - first), move_.data(), r.count);
       }
     });
-    const detail::row_request head{.seen = seen_[static_cast<std::size_t>(k)], .samples = 1.0, .half = half};
+    const detail::row_request head{
+        .seen = seen_[static_cast<std::size_t>(k)], .samples = 1.0, .half = half, .whole = rest && options_.half};
     node_->post(k, tag, out.message(head, last - first));
     ++done_.pushes;
   }

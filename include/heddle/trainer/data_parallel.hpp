@@ -67,7 +67,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     for (const tensor& t : tensors_) parameters_.push_back(static_cast<element*>(t.parameter));
     if constexpr (mixes) scale_ = plan_.precision.begin();
     const std::uint64_t mine = detail::fingerprint(tensors_, signature() + ", lanes " + std::to_string(plan_.lanes));
-    detail::require_same(average_->comm(), mine,
+    detail::require_same(average_->comm(), "data_parallel", mine,
                          "they bring tensors of different names, sizes or types, or different kinds of strategy");
     average_->open_lanes();
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
@@ -156,8 +156,8 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     if constexpr (averages_gradients) {
       average_->wait();
       if (average_->any_joined())
-        detail::tell_all(average_->comm(),
-                         detail::announcement{.lr = o.lr, .max_norm = o.max_norm, .max_value = o.max_value});
+        detail::tell_ranks(average_->comm(),
+                           detail::announcement{.lr = o.lr, .max_norm = o.max_norm, .max_value = o.max_value});
       return update_all(o);
     } else {
       return local_step(o);
@@ -182,7 +182,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
         if (average_->all_joined()) break;
         for (std::size_t i = 0; i < tensors_.size(); ++i) average_->ready(i);
         average_->wait();
-        const auto told = detail::tell_all(average_->comm(), detail::announcement{.joined = 1});
+        const auto told = detail::tell_ranks(average_->comm(), detail::announcement{.joined = 1});
         update_all(detail::told_options(told));
       }
       average_->settle(false);
@@ -419,7 +419,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   std::vector<float*> masters_;  // of whole tensors, which the rule updates
   detail::known_rate rate_;
   loss_scale_state scale_;
-  std::uint32_t bad_ = 0;             // local steps skipped for an infinity since the last meeting
+  std::uint32_t bad_ = 0;      // local steps skipped for an infinity since the last meeting
   list<detail::piece> whole_;  // every tensor as one piece
   drift_type drift_;
   std::unique_ptr<averager> average_;

@@ -75,9 +75,16 @@ class data_parallel<Strategy, Comm, Optimizer> {
       throw argument_error("heddle::data_parallel: " + std::to_string(map_.rows()) +
                            " rows, allowed are fewer than 2^32 - 1");
     for (const tensor& t : tensors_) parameters_.push_back(static_cast<float*>(t.parameter));
-    const std::string kind = signature() + ", servers " + std::to_string(servers_);
-    detail::require_same(comm_, detail::fingerprint(tensors_, kind),
-                         "they bring tensors of different names, sizes or types, or different kinds of strategy");
+    std::string kind = signature() + ", servers " + std::to_string(servers_) + ", ";
+    if constexpr (moves) {
+      kind += std::to_string(plan_.mode.period);
+    } else {
+      const mode_type& m = plan_.mode;
+      kind += std::to_string(m.staleness) + ", " + std::to_string(m.merge) + ", " +
+              std::to_string(std::bit_cast<std::uint32_t>(m.compensation)) + ", " + std::to_string(m.sparse);
+    }
+    detail::require_same(comm_, "data_parallel", detail::fingerprint(tensors_, kind),
+                         "they bring tensors of different names, sizes or types, or different strategies");
     if constexpr (moves) {
       std::vector<geo_rows> rows;
       for (std::size_t i = 0; i < tensors_.size(); ++i)
@@ -169,15 +176,17 @@ class data_parallel<Strategy, Comm, Optimizer> {
     const bool finite = std::isfinite(result.norm);
     const double clip = o.max_norm > 0.0f && result.norm > o.max_norm ? o.max_norm / result.norm : 1.0;
     const detail::scaling scale{static_cast<float>(clip), o.max_value};
-    result.skipped = !counted || !finite;
+    bool updated = counted && finite;
+    result.skipped = !finite;
     if constexpr (moves) {
-      if (!result.skipped) local_step(o, scale);
+      if (updated) local_step(o, scale);
       replica_->batch();
     } else {
       result.skipped |= push_all(o, scale, counted, finite);
-      result.met = !result.skipped;
+      result.met = updated = !result.skipped && (counted || plan_.mode.staleness == 0);
     }
-    (result.skipped ? skipped_ : steps_) += 1;
+    skipped_ += result.skipped;
+    steps_ += updated;
     return result;
   }
 
@@ -241,15 +250,17 @@ class data_parallel<Strategy, Comm, Optimizer> {
     with_server([&](server_type& s) { mine_to_serve = s.pieces(); });
     detail::shards<detail::piece> state(mine_to_serve, slots);
     detail::saved mine;
+    std::uint64_t clock = 0;  // of a rank without a server it is 0
     detail::together all(comm_, "load");
     all.succeed([&] {
       const detail::checkpoint files(directory);
       const detail::generation g = files.published();
       const int ranks = static_cast<int>(g.ranks), own = comm_.rank() % ranks;
-      for (int k = 0; k < ranks && (k == 0 || (!moves && !state.complete())); ++k) {
+      for (int k = 0; k < (moves ? 1 : ranks); ++k) {
         auto file = detail::unpack(files, g, (own + k) % ranks, k == 0, signature(), tensors_, visitor(),
-                                   [&](archive_reader& in, const detail::counters&) {
+                                   [&](archive_reader& in, const detail::counters& c) {
                                      if constexpr (!moves) state.read(in);
+                                     clock = (std::max)(clock, c.clock);
                                    });
         if (k == 0) mine = std::move(file);
       }
@@ -262,11 +273,11 @@ class data_parallel<Strategy, Comm, Optimizer> {
     detail::restore(mine, tensors_, visitor());
     if constexpr (moves) replica_->assign();
     with_server([&](server_type& s) {
-      s.assign([&](std::size_t t) { return parameters_[t]; }, mine.counts.clock);
+      s.assign([&](std::size_t t) { return parameters_[t]; }, clock);
       for (std::size_t k = 0; k < static_cast<std::size_t>(slots); ++k)
         std::copy_n(state.values(k), state.elements(), s.state().state(k, 0));
     });
-    std::fill(seen_.begin(), seen_.end(), 0);
+    std::fill(seen_.begin(), seen_.end(), clock);
     (void)detail::everywhere(comm_, true);  // nobody pushes before all have it
   }
 

@@ -30,6 +30,14 @@ template <class Record, communicator Comm> std::vector<Record> tell_ranks(Comm& 
   return all;
 }
 
+// Throws comm_error unless all ranks tell the same.
+template <communicator Comm> void require_same(Comm& comm, const char* who, std::uint64_t mine, const char* what) {
+  const std::vector<std::uint64_t> all = tell_ranks(comm, mine);
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    if (all[r] != mine) throw comm_error(who, comm.rank(), static_cast<int>(r), what);
+  }
+}
+
 // Runs f on all ranks. Where one throws, it tells the others, and they throw comm_error instead of waiting for it.
 template <communicator Comm, class Function> void run_everywhere(Comm& comm, const char* who, Function&& f) {
   std::exception_ptr failure;

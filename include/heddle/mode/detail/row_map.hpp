@@ -34,7 +34,6 @@ class row_map {
     }
   }
 
-  int servers() const noexcept { return static_cast<int>(first_.size()) - 1; }
   std::size_t rows() const noexcept { return rows_; }
   std::size_t elements() const noexcept { return elements_; }
   // The rows [first(k), first(k + 1)) are server k's.
@@ -42,6 +41,9 @@ class row_map {
   // Where the elements of a row begin, also of the one behind the last.
   std::size_t start(std::size_t r) const noexcept { return r == rows_ ? elements_ : (*this)[r].at; }
   std::size_t first_of(std::size_t tensor) const noexcept { return tensors_[tensor].row; }
+  std::size_t rows_of(std::size_t tensor) const noexcept {
+    return (tensor + 1 < tensors_.size() ? tensors_[tensor + 1].row : rows_) - tensors_[tensor].row;
+  }
 
   row operator[](std::size_t r) const noexcept {
     const auto behind =

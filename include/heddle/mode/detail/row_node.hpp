@@ -51,8 +51,7 @@ template <class Messenger, class Server> class row_node {
       std::unique_lock lock(mutex_);
       while (messenger_->life_of(k) == 0 && links_[static_cast<std::size_t>(k)].gone.empty()) {
         if (broken_) std::rethrow_exception(broken_);
-        if (clock::now() >= end)
-          throw comm_error(who_, messenger_->rank(), k, "no messenger there within 30 s");
+        if (clock::now() >= end) throw comm_error(who_, messenger_->rank(), k, "no messenger there within 30 s");
         changed_.wait_until(lock, std::chrono::system_clock::now() + std::chrono::milliseconds(2));
       }
     }
@@ -73,7 +72,6 @@ template <class Messenger, class Server> class row_node {
     ++l.id;
     l.open = true;
     l.answered = false;
-    l.posted = clock::now();
     ++requests_;
     sent_bytes_ += l.body.size();
     transmit(k, l);
@@ -110,7 +108,7 @@ template <class Messenger, class Server> class row_node {
   }
 
  private:
-  static constexpr clock::duration longest_wait = std::chrono::seconds(30);
+  static constexpr clock::duration first_wait = std::chrono::milliseconds(25), longest_wait = std::chrono::seconds(1);
 
   struct link {
     row_tag tag = row_tag::push;
@@ -118,10 +116,10 @@ template <class Messenger, class Server> class row_node {
     std::vector<std::byte> body;
     payload reply;
     bool open = false, answered = false, sent = false;
-    std::string gone;  // why the server can't answer any more
-    int gone_by = -1;  // whose fault that is
-    clock::time_point posted{}, due{};
-    clock::duration round = std::chrono::milliseconds(125), wait{};  // until an answer, as far as known
+    std::string gone;         // why the server can't answer any more
+    int gone_by = -1;         // whose fault that is
+    clock::time_point due{};  // of a probe
+    clock::duration wait{};   // between two of them
   };
   struct letter {
     int to;
@@ -138,7 +136,7 @@ template <class Messenger, class Server> class row_node {
   // With the lock. Sends a request, if there is room; else the thread does.
   void transmit(int k, link& l) {
     l.sent = put(k, l.tag, l.id, payload(std::span<const std::byte>(l.body)));
-    l.wait = std::clamp<clock::duration>(2 * l.round, std::chrono::milliseconds(25), longest_wait);
+    l.wait = first_wait;
     l.due = clock::now() + l.wait;
   }
   bool put(int to, row_tag tag, std::uint64_t id, payload&& body) {
@@ -251,17 +249,16 @@ template <class Messenger, class Server> class row_node {
     if (m.id != l.id) return;
     if (!l.open || l.answered) {
       if (l.tag == row_tag::join) thank(m.from.rank, l);  // it doesn't know yet
-    } else if (head.status == row_status::told) {
-      l.due = {};  // the answer is lost or on its way
+    } else if (head.status == row_status::answered) {
+      (void)put(m.from.rank, row_tag::again, l.id, payload(0));
+      l.wait = first_wait;
+      l.due = clock::now() + l.wait;
     } else if (head.status == row_status::missing) {
       l.sent = false;
     } else {
       l.reply = std::move(m.body);
       l.answered = true;
       if (l.tag == row_tag::join) thank(m.from.rank, l);
-      // Down at once, up by half: what was lost makes an exchange as long as the wait.
-      const auto took = clock::now() - l.posted;
-      l.round = took < l.round ? took : l.round + (took - l.round) / 2;
       changed_.notify_all();
     }
   }

@@ -72,7 +72,6 @@ template <class Rule, class Memory> class row_server {
       std::copy_n(values_.data(), values_.size(), sent_.data() + at);
     clock_ = clock;
     std::fill(changed_.begin(), changed_.end(), 0);
-    for (client& c : clients_) c.read = clock;
   }
 
   // A message of a worker, or news of it. send(rank, id, bytes) sends a reply.
@@ -98,7 +97,7 @@ template <class Rule, class Memory> class row_server {
   // Asks those who haven't thanked whether they have heard it.
   template <class Send> void remind(Send&& send) {
     for (std::size_t i = 0; i < clients_.size(); ++i)
-      if (clients_[i].told) reply(static_cast<int>(i), clients_[i].taken, {.status = row_status::told}, send);
+      if (clients_[i].told) reply(static_cast<int>(i), clients_[i].taken, {.status = row_status::answered}, send);
   }
   // Nobody can go on: all learn why, before this rank leaves for the same reason. But for those who were told that all
   // have joined: they need nothing any more, and their answer may be lost or wait behind this.
@@ -112,7 +111,7 @@ template <class Rule, class Memory> class row_server {
  private:
   struct client {
     std::uint64_t taken = 0, pushes = 0;  // the last request; pushes since all have joined
-    std::uint64_t read = 0, lag = 0;      // the clock of the last reply; staleness of the last gradient
+    std::uint64_t lag = 0;                // staleness of the last gradient
     row_request head{};                   // of the last request
     payload body;                         // of a gradient that isn't applied yet
     bool waiting = false, joined = false, skipped = false, kept = false;
@@ -125,17 +124,19 @@ template <class Rule, class Memory> class row_server {
       if (m.id == c.taken) c.told = false;
       return;
     }
-    if (c.told && m.id == c.taken) return answer(c, send);  // no failure: who has left by now had joined
-    if (failed_by_ >= 0) return refuse(rank, m.id, send);
+    const bool answered = m.id == c.taken && !c.waiting;
+    // Who leaves after all have joined is no failure for those who were told so.
+    if (failed_by_ >= 0 && !(answered && c.told)) return refuse(rank, m.id, send);
+    if (static_cast<row_tag>(m.tag) == row_tag::again) {
+      if (answered) answer(c, send);
+      return;
+    }
     if (static_cast<row_tag>(m.tag) == row_tag::probe) {
       if (m.id > c.taken) return reply(rank, m.id, {.status = row_status::missing}, send);
-      if (m.id == c.taken && !c.waiting) answer(c, send);
+      if (answered) reply(rank, m.id, {.status = row_status::answered}, send);
       return;
     }
-    if (m.id <= c.taken) {  // repeated
-      if (m.id == c.taken && !c.waiting) answer(c, send);
-      return;
-    }
+    if (m.id <= c.taken) return;  // repeated
     const row_request head = row_head<row_request>(m.body);
     row_reader(m.body, head, *map_, server_);  // refuses a head that doesn't fit
     if (c.kept) apply_kept();                  // a worker is in a mean once
@@ -143,7 +144,7 @@ template <class Rule, class Memory> class row_server {
     c.head = head;
     c.waiting = true;
     c.skipped = c.told = false;
-    c.lag = clock_ - c.read;
+    c.lag = clock_ - (std::min)(clock_, head.seen);
     if (static_cast<row_tag>(m.tag) == row_tag::join)
       c.joined = true;
     else
@@ -234,7 +235,6 @@ template <class Rule, class Memory> class row_server {
     }
     for (client& c : clients_) {
       if (!std::exchange(c.kept, false)) continue;
-      c.lag = c.skipped ? c.lag : clock_ - 1 - c.read;
       c.body = {};
     }
   }
@@ -283,13 +283,12 @@ template <class Rule, class Memory> class row_server {
     const auto worker = static_cast<std::size_t>(&c - clients_.data());
     row_writer out(c.head.half != 0);
     map_->each(first_, first_ + rows_, [&](const row_map::row& r) {
-      if (changed_[r.number - first_] <= c.head.seen) return;
+      if (changed_[r.number - first_] <= (c.head.whole ? 0 : c.head.seen)) return;
       const float* const x = values_.data() + (r.at - base_);
       out.add(static_cast<std::uint32_t>(r.number - first_), x, r.count);
       if (sent_.size()) std::copy_n(x, r.count, sent_.data() + worker * values_.size() + (r.at - base_));
     });
     const row_reply head{.clock = clock_, .staleness = c.lag, .skipped = c.skipped, .half = c.head.half};
-    c.read = clock_;
     send(static_cast<int>(worker), c.taken, out.message(head, rows_));
   }
   template <class Send> void reply(int rank, std::uint64_t id, row_reply head, Send& send) {

@@ -16,11 +16,14 @@ namespace detail {
 // What workers and servers of rows say to each other. A request's id is its number among those of its worker to this
 // server, from 1 on; there is one at a time, and the reply repeats the id. Behind the head come the numbers of rows,
 // counted from the server's first one, filled up to 8 bytes; then their floats. Where all rows come there are no
-// numbers. A probe asks whether a request has come; thanks say that a join's reply has, and `told` asks for them again.
-enum class row_tag : std::uint32_t { push = 1, join = 2, probe = 3, reply = 4, thanks = 5 };
-enum class row_status : std::uint32_t { done = 1, missing = 2, failed = 3, told = 4 };
+// numbers. A probe asks whether a request has come. If it has and the reply is sent, `answered` says so: since messages
+// mostly come in order, who doesn't have the reply by then has lost it, and asks for it `again`. So no reply travels
+// twice only because a link is slow. Thanks say that a join's reply has come.
+enum class row_tag : std::uint32_t { push = 1, join = 2, probe = 3, reply = 4, thanks = 5, again = 6 };
+enum class row_status : std::uint32_t { done = 1, missing = 2, failed = 3, answered = 4 };
 
 inline constexpr std::uint32_t all_rows = 0xffffffff;
+inline constexpr float most_half = 65504.0f;  // what is beyond travels as this: float16 would make it infinite
 
 struct row_request {
   std::uint64_t seen = 0;  // the server's clock in the last reply: rows that changed later are wanted
@@ -28,16 +31,16 @@ struct row_request {
   float lr = 0.0f;         // of a gradient
   std::uint8_t bad = 0;    // the gradient isn't finite, here or in another server's rows
   std::uint8_t half = 0;   // floats of both directions travel as float16
-  std::uint8_t unused[2] = {};
+  std::uint8_t whole = 0;  // all rows that have ever changed are wanted: the former replies were rounded
+  std::uint8_t unused = 0;
   std::uint32_t rows = 0;  // that follow, or all_rows
   std::uint32_t unused_too = 0;
 };
 static_assert(sizeof(row_request) == 32);
 
 struct row_reply {
-  std::uint64_t clock = 0;  // updates so far
-  std::uint64_t staleness =
-      0;  // updates between the reply that the gradient was computed from and its own; a failure's rank
+  std::uint64_t clock = 0;      // updates so far
+  std::uint64_t staleness = 0;  // updates between the reply that the gradient is of and its coming; a failure's rank
   row_status status = row_status::done;
   std::uint32_t skipped = 0;  // the update that the gradient was part of was left out
   std::uint32_t rows = 0;     // as in requests
@@ -54,7 +57,6 @@ class row_writer {
     numbers_.push_back(number);
     values_.insert(values_.end(), x, x + n);
   }
-  std::size_t rows() const noexcept { return numbers_.size(); }
 
   // The message, of a server that has so many rows: sets head.rows.
   template <class Head> std::vector<std::byte> message(Head head, std::size_t server_rows) const {
@@ -66,8 +68,11 @@ class row_writer {
     if (!all && !numbers_.empty()) std::memcpy(out.data() + sizeof head, numbers_.data(), 4 * numbers_.size());
     std::byte* const to = out.data() + sizeof head + index;
     if (half_ && !values_.empty()) {
-      std::vector<float16> narrow(values_.size());
-      convert(values_.data(), narrow.data(), values_.size());
+      std::vector<float> near(values_);
+      for (float& x : near)
+        if (std::isfinite(x)) x = std::clamp(x, -most_half, most_half);
+      std::vector<float16> narrow(near.size());
+      convert(near.data(), narrow.data(), near.size());
       std::memcpy(to, static_cast<const void*>(narrow.data()), 2 * narrow.size());
     } else if (!values_.empty()) {
       std::memcpy(to, values_.data(), 4 * values_.size());

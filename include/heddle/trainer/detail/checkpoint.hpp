@@ -182,7 +182,7 @@ void share_out(std::vector<saved>& old, const std::vector<tensor>& tensors, Each
 template <class Comm, class Pack> void save_all(Comm& comm, const std::string& directory, Pack&& pack) {
   const checkpoint files(directory);
   // All ranks use the number that rank 0 finds, whatever they see of the directory.
-  const auto old = tell_all(comm, files.published_or_none())[0];
+  const auto old = tell_ranks(comm, files.published_or_none())[0];
   const generation now{old.number + 1, static_cast<std::uint32_t>(comm.size())};
   together all(comm, "save");
   const bool written = all.succeed([&] { files.write_rank(now, comm.rank(), pack(now)); });

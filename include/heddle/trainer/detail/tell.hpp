@@ -3,6 +3,7 @@
 #pragma once
 
 #include <heddle/collective/gather.hpp>
+#include <heddle/comm/detail/tell_ranks.hpp>
 #include <heddle/trainer/options.hpp>
 
 #include <exception>
@@ -66,23 +67,10 @@ template <class Record, class Comm, class Operation = operation> class tell_plan
   basic_executor<Operation> executor_;
 };
 
-// The same, once.
-template <class Record, class Comm> std::vector<Record> tell_all(Comm& comm, const Record& mine) {
-  return tell_plan<Record, Comm>{}(comm, mine);
-}
-
 // Whether it is so on all ranks.
 template <class Comm> bool everywhere(Comm& comm, bool good) {
-  for (const std::uint32_t theirs : tell_all(comm, static_cast<std::uint32_t>(good))) good &= theirs != 0;
+  for (const std::uint32_t theirs : tell_ranks(comm, static_cast<std::uint32_t>(good))) good &= theirs != 0;
   return good;
-}
-
-// Throws comm_error unless all ranks tell the same.
-template <class Comm> void require_same(Comm& comm, std::uint64_t mine, const char* what) {
-  const std::vector<std::uint64_t> all = tell_all(comm, mine);
-  for (std::size_t r = 0; r < all.size(); ++r) {
-    if (all[r] != mine) throw comm_error("data_parallel", comm.rank(), static_cast<int>(r), what);
-  }
 }
 
 // Something that every rank does and that counts only if all of them succeed: one rank's failure is everybody's, and
@@ -98,7 +86,7 @@ template <class Comm> class together {
     } catch (const std::exception& e) {
       failure_ = *e.what() ? e.what() : "unknown failure";
     }
-    const auto failed = tell_all(comm_, static_cast<std::uint32_t>(!failure_.empty()));
+    const auto failed = tell_ranks(comm_, static_cast<std::uint32_t>(!failure_.empty()));
     first_ = std::find(failed.begin(), failed.end(), 1u) - failed.begin();
     return first_ == comm_.size();
   }
