@@ -388,10 +388,12 @@ class data_parallel<Strategy, Comm, Optimizer> {
     }
     for (int k = 0; k < servers_; ++k) {
       detail::row_writer out(false);
-      map_.each(map_.first(k), counted && finite ? map_.first(k + 1) : map_.first(k), [&](const auto& r) {
+      const std::size_t first = map_.first(k), last = counted && finite ? map_.first(k + 1) : first;
+      if (!plan_.mode.sparse) out.reserve(last - first, map_.start(last) - map_.start(first));
+      map_.each(first, last, [&](const auto& r) {
         const float* const g = gradient(r.tensor) + r.begin;
         if (in_rows(r.tensor) && std::all_of(g, g + r.count, [](float x) { return x == 0.0f; })) return;
-        out.add(static_cast<std::uint32_t>(r.number - map_.first(k)), g, r.count);
+        out.add(static_cast<std::uint32_t>(r.number - first), g, r.count);
       });
       post(k, detail::row_tag::push, head, out);
     }

@@ -69,6 +69,7 @@ template <class Messenger, class Server> class row_node {
     link& l = links_[static_cast<std::size_t>(k)];
     l.tag = tag;
     l.body = std::move(body);
+    l.packed = {};
     ++l.id;
     l.open = true;
     l.answered = false;
@@ -114,6 +115,7 @@ template <class Messenger, class Server> class row_node {
     row_tag tag = row_tag::push;
     std::uint64_t id = 0;
     std::vector<std::byte> body;
+    payload packed;  // a copy of it, until there is room
     payload reply;
     bool open = false, answered = false, sent = false;
     std::string gone;         // why the server can't answer any more
@@ -135,7 +137,8 @@ template <class Messenger, class Server> class row_node {
 
   // With the lock. Sends a request, if there is room; else the thread does.
   void transmit(int k, link& l) {
-    l.sent = put(k, l.tag, l.id, payload(std::span<const std::byte>(l.body)));
+    if (!l.packed.data()) l.packed = payload(std::span<const std::byte>(l.body));
+    l.sent = put(k, l.tag, l.id, std::move(l.packed));  // without room it stays
     l.wait = first_wait;
     l.due = clock::now() + l.wait;
   }

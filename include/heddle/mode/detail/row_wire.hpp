@@ -53,6 +53,10 @@ class row_writer {
  public:
   explicit row_writer(bool half) : half_(half) {}
 
+  void reserve(std::size_t rows, std::size_t elements) {
+    numbers_.reserve(rows);
+    values_.reserve(elements);
+  }
   void add(std::uint32_t number, const float* x, std::size_t n) {
     numbers_.push_back(number);
     values_.insert(values_.end(), x, x + n);
