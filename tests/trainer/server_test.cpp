@@ -187,6 +187,23 @@ TEST_CASE("on one rank a server and a replica give the bits of every_step, a ste
   CHECK(alone(together, hd::lamb{}) == alone(hd::strategy{}, hd::lamb{}));
 }
 
+TEST_CASE("a gradient of weight 0 doesn't count, and isn't skipped either") {
+  const auto nothing = [](const auto& mode) {
+    quadratic m;
+    hd::self comm;
+    hd::data_parallel dp{hd::strategy{.mode = mode}, comm, m.tensors(), hd::sgd{}};
+    dp.begin({.samples = 0.0});
+    m.g.assign(m.g.size(), NAN);
+    for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) dp.ready(i);
+    CHECK_FALSE(dp.step({.lr = 0.05f}).skipped);
+    CHECK(m.w == quadratic{}.w);
+    CHECK(dp.report().skipped + dp.report().steps == 0);
+    dp.join();
+  };
+  nothing(hd::async_ps{});
+  nothing(hd::async_geo_sgd{.period = 1});
+}
+
 TEST_CASE("a bound keeps ranks together, and gradients that come late are counted") {
   std::atomic<std::size_t> begun[4] = {}, ended{0};
   on_threads(4, [&](auto& comm) {

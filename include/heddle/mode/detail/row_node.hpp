@@ -173,11 +173,8 @@ template <class Messenger, class Server> class row_node {
         std::optional<message> m =
             messenger_->receive(std::chrono::milliseconds(outbox_.empty() && !unsent_ && !stopping_ ? 20 : 1));
         for (; m; m = messenger_->receive({})) heed(*m);
-        for (std::size_t i = outbox_.size(); i > 0; --i) {
-          letter l = std::move(outbox_.front());
-          outbox_.pop_front();
-          deliver(std::move(l));
-        }
+        std::deque<letter> left = std::exchange(outbox_, {});
+        for (letter& l : left) deliver(std::move(l));
         repeat();
       } catch (...) {
         give_up(std::current_exception());
@@ -215,9 +212,11 @@ template <class Messenger, class Server> class row_node {
       deliver({rank, id, payload(std::span<const std::byte>(bytes))});
     };
   }
-  // What a peer has no room for waits; what was left behind by a worker that has gone is dropped.
+  // What a peer has no room for waits, and so does what is for it later, since `answered` mustn't overtake an answer;
+  // what was left behind by a worker that has gone is dropped.
   void deliver(letter&& l) {
-    if (!put(l.to, row_tag::reply, l.id, std::move(l.body))) outbox_.push_back(std::move(l));
+    const bool behind = std::any_of(outbox_.begin(), outbox_.end(), [&](const letter& x) { return x.to == l.to; });
+    if (behind || !put(l.to, row_tag::reply, l.id, std::move(l.body))) outbox_.push_back(std::move(l));
   }
 
   void heed(message& m) {

@@ -72,11 +72,11 @@ class row_writer {
     if (!all && !numbers_.empty()) std::memcpy(out.data() + sizeof head, numbers_.data(), 4 * numbers_.size());
     std::byte* const to = out.data() + sizeof head + index;
     if (half_ && !values_.empty()) {
-      std::vector<float> near(values_);
-      for (float& x : near)
+      std::vector<float> clamped(values_);
+      for (float& x : clamped)
         if (std::isfinite(x)) x = std::clamp(x, -most_half, most_half);
-      std::vector<float16> narrow(near.size());
-      convert(near.data(), narrow.data(), near.size());
+      std::vector<float16> narrow(clamped.size());
+      convert(clamped.data(), narrow.data(), clamped.size());
       std::memcpy(to, static_cast<const void*>(narrow.data()), 2 * narrow.size());
     } else if (!values_.empty()) {
       std::memcpy(to, values_.data(), 4 * values_.size());
