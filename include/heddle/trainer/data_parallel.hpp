@@ -4,6 +4,7 @@
 
 #include <heddle/trainer/detail/drift.hpp>
 #include <heddle/trainer/detail/kind.hpp>
+#include <heddle/trainer/detail/open_step.hpp>
 #include <heddle/trainer/options.hpp>
 
 #include <exception>
@@ -55,8 +56,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
       : plan_(kind::checked(plan, rule)),
         tensors_(detail::checked(tensors, dtype_of<element>)),
         rule_(rule),
-        missing_(missing),
-        groups_(tensors_.size()),
+        step_(tensors_, missing),
         decay_scales_(tensors_.size(), 1.0f),
         whole_(detail::whole(tensors_)),
         drift_(plan_.mode, plan.memory, averages_gradients ? 0 : detail::extent(whole_)),
@@ -103,37 +103,24 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   /// @brief Sets learning rate and decay factors of tensors by their group; groups beyond the list keep factor 1.
   /// Throws: argument_error for a factor that is negative or not finite, or if a step is open.
   void groups(std::span<const group_options> options) {
-    require_closed("groups");
-    for (const group_options& g : options) detail::check_group(g);
-    for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      groups_[i] = tensors_[i].group < options.size() ? options[tensors_[i].group] : group_options{};
-      decay_scales_[i] = groups_[i].decay_scale;
-    }
+    step_.groups(options);
+    for (std::size_t i = 0; i < tensors_.size(); ++i) decay_scales_[i] = step_.group(i).decay_scale;
   }
 
   /// @brief Opens a step; optional, the first ready() opens one with weight 1.
   /// Throws: argument_error for a negative weight or rate, or if a step is open.
   void begin(const begin_options& o = {}) {
-    detail::check_begin(o);
-    require_closed("begin");
+    step_.begin(o);
     rate_.next = o.lr;
-    open_ = true;
-    samples_ = o.samples;
-    ready_.assign(tensors_.size(), 0);
     if constexpr (averages_gradients) announce(o.samples, false);
   }
 
   /// @brief Gradient i is final: it may travel. Only enqueues.
   /// Throws: argument_error if there is no tensor i, or it was ready before in this step.
   void ready(std::size_t i) {
-    if (i >= tensors_.size())
-      throw argument_error("heddle::data_parallel::ready: tensor " + std::to_string(i) + " of " +
-                           std::to_string(tensors_.size()));
-    if (!open_) begin();
-    if (ready_[i])
-      throw argument_error("heddle::data_parallel::ready: tensor \"" + tensors_[i].name +
-                           "\" was ready before in this step");
-    ready_[i] = 1;
+    step_.check(i);
+    if (!step_.is_open()) begin();
+    step_.ready(i);
     if constexpr (averages_gradients) average_->ready(i);
   }
 
@@ -142,17 +129,10 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   /// compressor sends as packets or sums, or naming a tensor that was never ready (with unused::error); comm_error.
   step_result step(const step_options& o) {
     detail::check_step(o, averager::refuses_limits, rate_.next);
-    if (!open_) begin();
-    for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      if (ready_[i]) continue;
-      if (missing_ == unused::error) {
-        throw argument_error("heddle::data_parallel::step: tensor \"" + tensors_[i].name +
-                             "\" was never ready in this step; allowed with unused::treat_as_zero");
-      }
-      std::fill_n(static_cast<element*>(tensors_[i].gradient), tensors_[i].count, element(0.0f));
-      ready(i);
-    }
-    open_ = false;
+    if (!step_.is_open()) begin();
+    step_.close([&](std::size_t i) {
+      if constexpr (averages_gradients) average_->ready(i);
+    });
     if constexpr (averages_gradients) {
       average_->wait();
       if (average_->any_joined())
@@ -167,14 +147,14 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   /// @brief Lets replicas meet now, if the mode lets them drift; nothing else. Collective.
   /// Throws: argument_error if a step is open; comm_error if ranks call it after different numbers of steps.
   void synchronize() {
-    require_closed("synchronize");
+    step_.require_closed("synchronize");
     if constexpr (!averages_gradients) meet(false);
   }
 
   /// @brief Says that this rank has no more batches and answers the others until nobody has. Collective; call it once
   /// at the end of an epoch on every rank. Afterwards all replicas are equal, and training may go on.
   void join() {
-    require_closed("join");
+    step_.require_closed("join");
     if constexpr (averages_gradients) {
       for (;;) {
         announce(0.0, true);
@@ -223,7 +203,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   /// interrupted, the older or the newer checkpoint is whole.
   /// Throws: file_error on every rank if any rank can't write; the older checkpoint stays.
   void save(const std::string& directory) {
-    require_closed("save");
+    step_.require_closed("save");
     auto& comm = average_->comm();
     detail::save_all(comm, directory, [&](const detail::generation& now) {
       auto file = detail::pack(now, comm.rank(), signature(), counters(), tensors_, visitor());
@@ -243,7 +223,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   /// Throws: file_error on every rank if any file is missing, damaged, or of another model or kind of strategy; nothing
   /// has changed then.
   void load(const std::string& directory) {
-    require_closed("load");
+    step_.require_closed("load");
     auto& comm = average_->comm();
     std::vector<detail::saved> old;
     detail::shards state(shards ? average_->pieces() : whole_, shards ? held_slots : 0);
@@ -276,12 +256,6 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   }
 
  private:
-  void require_closed(const char* what) const {
-    if (open_) {
-      throw argument_error(std::string("heddle::data_parallel::") + what + ": a step is open; call step() first");
-    }
-  }
-
   std::string signature() const { return kind::signature(plan_, rule_); }
   detail::counters counters() const {
     return drift_.save({steps_, drift_.clock(), done_.skipped, done_.meetings, 0, 0, 0, {}, scale_, bad_, rate_.last});
@@ -340,7 +314,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     const double clip = o.max_norm > 0.0f && norm > o.max_norm ? o.max_norm / norm : 1.0;
     const detail::scaling scale{static_cast<float>(clip * average_->unscale()), o.max_value};
     const auto view = [&](const detail::piece& p) {
-      const group_options& g = groups_[p.tensor];
+      const group_options& g = step_.group(p.tensor);
       return detail::piece_view<element, typename averager::gradient_type>{parameters_[p.tensor] + p.begin,
                                                                            average_->result(p.tensor) + p.begin,
                                                                            {o.lr * g.lr_scale, steps_, g.decay_scale}};
@@ -374,7 +348,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   }
 
   step_result local_step(const step_options& o) {
-    const bool counted = samples_ > 0.0;  // without samples the gradient may hold anything
+    const bool counted = step_.samples() > 0.0;  // without samples the gradient may hold anything
     double squares = 0.0;
     for (std::size_t i = 0; counted && i < tensors_.size(); ++i) {
       average_->widen(i, scale_.scale);
@@ -387,7 +361,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
       ++bad_;
     } else if (counted) {
       apply_rule(o, norm);
-      drift_.add(samples_, o.loss);
+      drift_.add(step_.samples(), o.loss);
     }
     if (!drift_.tick(o.lr)) return {.skipped = !finite, .norm = norm};
     const detail::meeting m = meet(false);
@@ -412,8 +386,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   Strategy plan_;
   std::vector<tensor> tensors_;
   Optimizer rule_;
-  unused missing_;
-  list<group_options> groups_;
+  detail::open_step<element> step_;
   std::vector<float> decay_scales_;
   std::vector<element*> parameters_;
   std::vector<float*> masters_;  // of whole tensors, which the rule updates
@@ -427,9 +400,6 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
                     typename averager::gradient_type>
       update_;
   int unwinding_;
-  bool open_ = false;
-  double samples_ = 1.0;
-  list<unsigned char> ready_;
   std::size_t steps_ = 0;       // steps taken
   std::uint64_t sequence_ = 0;  // exchanges opened
   heddle::report done_;

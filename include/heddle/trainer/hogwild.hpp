@@ -58,8 +58,7 @@ class data_parallel<Strategy, Comm, Optimizer> {
       : plan_(checked(plan, rule)),
         tensors_(detail::checked(tensors, dtype::f32)),
         rule_(rule),
-        missing_(missing),
-        groups_(tensors_.size()),
+        step_(tensors_, missing),
         comm_(comm.duplicate()) {
     std::size_t total = 0, largest = 0;
     for (const tensor& t : tensors_) {
@@ -90,56 +89,29 @@ class data_parallel<Strategy, Comm, Optimizer> {
   float loss_scale() const noexcept { return 1.0f; }
 
   /// As the other data_parallel.
-  void groups(std::span<const group_options> options) {
-    require_closed("groups");
-    for (const group_options& g : options) {
-      detail::check_not_negative("data_parallel::groups", "lr_scale", g.lr_scale);
-      detail::check_not_negative("data_parallel::groups", "decay_scale", g.decay_scale);
-    }
-    for (std::size_t i = 0; i < tensors_.size(); ++i)
-      groups_[i] = tensors_[i].group < options.size() ? options[tensors_[i].group] : group_options{};
-  }
+  void groups(std::span<const group_options> options) { step_.groups(options); }
 
   /// As the other data_parallel; a weight of 0 means that the gradient doesn't count, others are not used.
-  void begin(const begin_options& o = {}) {
-    detail::check_not_negative("data_parallel::begin", "samples", o.samples);
-    require_closed("begin");
-    open_ = true;
-    samples_ = o.samples;
-    ready_.assign(tensors_.size(), 0);
-  }
+  void begin(const begin_options& o = {}) { step_.begin(o); }
 
   /// As the other data_parallel.
   void ready(std::size_t i) {
-    if (i >= tensors_.size())
-      throw argument_error("heddle::data_parallel::ready: tensor " + std::to_string(i) + " of " +
-                           std::to_string(tensors_.size()));
-    if (!open_) begin();
-    if (ready_[i])
-      throw argument_error("heddle::data_parallel::ready: tensor \"" + tensors_[i].name +
-                           "\" was ready before in this step");
-    ready_[i] = 1;
+    step_.check(i);
+    if (!step_.is_open()) begin();
+    step_.ready(i);
   }
 
   /// @brief Updates the shared parameters by this rank's gradient. Skipped if that isn't finite.
   /// Throws: argument_error as the other data_parallel.
   step_result step(const step_options& o) {
     detail::check_step(o, nullptr);
-    if (!open_) begin();
-    for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      if (ready_[i]) continue;
-      if (missing_ == unused::error) {
-        throw argument_error("heddle::data_parallel::step: tensor \"" + tensors_[i].name +
-                             "\" was never ready in this step; allowed with unused::treat_as_zero");
-      }
-      std::fill_n(gradient(i), tensors_[i].count, 0.0f);
-    }
-    open_ = false;
+    if (!step_.is_open()) begin();
+    step_.close([](std::size_t) {});
     double squares = 0.0;
-    for (std::size_t i = 0; samples_ > 0.0 && i < tensors_.size(); ++i)
+    for (std::size_t i = 0; step_.samples() > 0.0 && i < tensors_.size(); ++i)
       squares += detail::squares(gradient(i), tensors_[i].count);
     const double norm = std::sqrt(squares);
-    if (!(samples_ > 0.0) || !std::isfinite(norm)) {
+    if (!(step_.samples() > 0.0) || !std::isfinite(norm)) {
       ++skipped_;
       return {.skipped = true, .norm = norm};
     }
@@ -155,7 +127,7 @@ class data_parallel<Strategy, Comm, Optimizer> {
   /// @brief Waits until every rank is here, and copies the shared parameters to the tensors' own memory. Collective.
   /// Throws: argument_error if a step is open; comm_error if a rank has left.
   void synchronize() {
-    require_closed("synchronize");
+    step_.require_closed("synchronize");
     shared_->meet(comm_.rank(), "synchronize");
     for (std::size_t i = 0; i < tensors_.size(); ++i) race::read(parameters_[i], replica(i), tensors_[i].count);
     shared_->meet(comm_.rank(), "synchronize");  // nobody goes on before all have copied
@@ -181,7 +153,7 @@ class data_parallel<Strategy, Comm, Optimizer> {
   /// Throws: file_error on every rank if any file is missing, damaged, or of another model or kind of strategy; nothing
   /// has changed then.
   void load(const std::string& directory) {
-    require_closed("load");
+    step_.require_closed("load");
     shared_->meet(comm_.rank(), "load");
     detail::saved mine;
     detail::together all(comm_, "load");
@@ -217,11 +189,6 @@ class data_parallel<Strategy, Comm, Optimizer> {
     return plan;
   }
 
-  void require_closed(const char* what) const {
-    if (open_)
-      throw argument_error(std::string("heddle::data_parallel::") + what + ": a step is open; call step() first");
-  }
-
   std::string signature() const {
     return detail::name_or(plan_.mode, "mode") + ", " + detail::name_or(rule_, "rule") + " with " +
            std::to_string(slots) + " slots";
@@ -251,7 +218,7 @@ class data_parallel<Strategy, Comm, Optimizer> {
     std::copy_n(now, n, before);
     float* states[slots + 1] = {};
     for (std::size_t k = 0; k < slots; ++k) states[k] = state(k, i) + at;
-    rule_.update(now, g, states, n, {o.lr * groups_[i].lr_scale, steps_, groups_[i].decay_scale});
+    rule_.update(now, g, states, n, {o.lr * step_.group(i).lr_scale, steps_, step_.group(i).decay_scale});
     if (shared_->ranks() == 1) {
       race::write(shared, now, n);
     } else {
@@ -263,17 +230,13 @@ class data_parallel<Strategy, Comm, Optimizer> {
   Strategy plan_;
   std::vector<tensor> tensors_;
   Optimizer rule_;
-  unused missing_;
-  std::vector<group_options> groups_;
+  detail::open_step<float> step_;
   Comm comm_;
   std::vector<std::size_t> offsets_;  // of tensors in the shared copy and in the state
   std::size_t piece_ = 0;             // elements updated at once: few, so that scratch stays in cache
   std::optional<buffer<float, memory_type>> state_, scratch_;
   typename block::handle shared_;
   std::vector<float*> parameters_;
-  bool open_ = false;
-  double samples_ = 1.0;
-  std::vector<unsigned char> ready_;
   std::size_t steps_ = 0, skipped_ = 0;
 };
 

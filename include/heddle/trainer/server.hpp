@@ -62,8 +62,7 @@ class data_parallel<Strategy, Comm, Optimizer> {
       : plan_(checked(plan, rule, comm.size())),
         tensors_(detail::checked(tensors, dtype::f32)),
         rule_(rule),
-        missing_(missing),
-        groups_(tensors_.size()),
+        step_(tensors_, missing),
         comm_(comm.duplicate()),
         servers_(plan.mode.servers == 0 ? comm.size() : plan.mode.servers),
         whole_(detail::whole(tensors_)),
@@ -122,35 +121,20 @@ class data_parallel<Strategy, Comm, Optimizer> {
 
   /// As the other data_parallel; the same on all ranks, after the same steps.
   void groups(std::span<const group_options> options) {
-    require_closed("groups");
-    for (const group_options& g : options) detail::check_group(g);
-    for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      groups_[i] = tensors_[i].group < options.size() ? options[tensors_[i].group] : group_options{};
-      if constexpr (!moves)
-        node_->with_server([&](server_type& s) { s.scale(i, groups_[i].lr_scale, groups_[i].decay_scale); });
-    }
+    step_.groups(options);
+    for (std::size_t i = 0; !moves && i < tensors_.size(); ++i)
+      node_->with_server([&](server_type& s) { s.scale(i, step_.group(i).lr_scale, step_.group(i).decay_scale); });
   }
 
   /// As the other data_parallel. Under `async_geo_sgd`, and without `merge` and a bound of 0, a weight of 0 means that
   /// the gradient doesn't count, and others are not used.
-  void begin(const begin_options& o = {}) {
-    detail::check_begin(o);
-    require_closed("begin");
-    open_ = true;
-    samples_ = o.samples;
-    ready_.assign(tensors_.size(), 0);
-  }
+  void begin(const begin_options& o = {}) { step_.begin(o); }
 
   /// As the other data_parallel.
   void ready(std::size_t i) {
-    if (i >= tensors_.size())
-      throw argument_error("heddle::data_parallel::ready: tensor " + std::to_string(i) + " of " +
-                           std::to_string(tensors_.size()));
-    if (!open_) begin();
-    if (ready_[i])
-      throw argument_error("heddle::data_parallel::ready: tensor \"" + tensors_[i].name +
-                           "\" was ready before in this step");
-    ready_[i] = 1;
+    step_.check(i);
+    if (!step_.is_open()) begin();
+    step_.ready(i);
   }
 
   /// @brief Under `async_ps` pushes the gradient and takes the parameters that have changed; under `async_geo_sgd`
@@ -159,17 +143,10 @@ class data_parallel<Strategy, Comm, Optimizer> {
   /// Throws: argument_error as the other data_parallel; comm_error.
   step_result step(const step_options& o) {
     detail::check_step(o, nullptr);
-    if (!open_) begin();
-    for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      if (ready_[i]) continue;
-      if (missing_ == unused::error)
-        throw argument_error("heddle::data_parallel::step: tensor \"" + tensors_[i].name +
-                             "\" was never ready in this step; allowed with unused::treat_as_zero");
-      std::fill_n(gradient(i), tensors_[i].count, 0.0f);
-    }
-    open_ = false;
+    if (!step_.is_open()) begin();
+    step_.close([](std::size_t) {});
     double squares = 0.0;
-    const bool counted = samples_ > 0.0;
+    const bool counted = step_.samples() > 0.0;
     for (std::size_t i = 0; counted && i < tensors_.size(); ++i)
       squares += detail::squares(gradient(i), tensors_[i].count);
     step_result result{.norm = std::sqrt(squares)};
@@ -193,7 +170,7 @@ class data_parallel<Strategy, Comm, Optimizer> {
   /// @brief Waits until every rank is here; then all replicas are equal. Collective.
   /// Throws: argument_error if a step is open; comm_error.
   void synchronize() {
-    require_closed("synchronize");
+    step_.require_closed("synchronize");
     if constexpr (moves) {
       replica_->join();
     } else {
@@ -317,10 +294,6 @@ class data_parallel<Strategy, Comm, Optimizer> {
     return plan;
   }
 
-  void require_closed(const char* what) const {
-    if (open_)
-      throw argument_error(std::string("heddle::data_parallel::") + what + ": a step is open; call step() first");
-  }
   std::string signature() const {
     return detail::name_or(plan_.mode, "mode") + ", " + detail::name_or(rule_, "rule") + " with " +
            std::to_string(slots) + " slots";
@@ -379,7 +352,7 @@ class data_parallel<Strategy, Comm, Optimizer> {
 
   // Under async_ps: whether the update was skipped.
   bool push_all(const step_options& o, const detail::scaling& scale, bool counted, bool finite) {
-    const detail::row_request head{.samples = counted ? samples_ : 0.0, .lr = o.lr, .bad = counted && !finite};
+    const detail::row_request head{.samples = counted ? step_.samples() : 0.0, .lr = o.lr, .bad = counted && !finite};
     for (std::size_t i = 0; counted && finite && i < tensors_.size(); ++i) {
       float* const g = gradient(i);
       if (scale.factor != 1.0f) convert_scaled(g, g, tensors_[i].count, scale.factor);
@@ -416,7 +389,7 @@ class data_parallel<Strategy, Comm, Optimizer> {
       }
     }
     const auto view = [&](const detail::piece& p) {
-      const group_options& g = groups_[p.tensor];
+      const group_options& g = step_.group(p.tensor);
       return detail::piece_view<>{
           parameters_[p.tensor], gradient(p.tensor), {o.lr * g.lr_scale, steps_, g.decay_scale}};
     };
@@ -427,8 +400,7 @@ class data_parallel<Strategy, Comm, Optimizer> {
   Strategy plan_;
   std::vector<tensor> tensors_;
   Optimizer rule_;
-  unused missing_;
-  std::vector<group_options> groups_;
+  detail::open_step<float> step_;
   std::vector<float*> parameters_;
   Comm comm_;
   int servers_;
@@ -437,9 +409,6 @@ class data_parallel<Strategy, Comm, Optimizer> {
   detail::piecewise<Optimizer, slots, memory_type> update_;  // of a replica that trains alone
   std::vector<std::uint64_t> seen_;                          // each server's clock
   int unwinding_;
-  bool open_ = false;
-  double samples_ = 1.0;
-  std::vector<unsigned char> ready_;
   std::size_t steps_ = 0, skipped_ = 0, meetings_ = 0;
   std::uint64_t staleness_[16] = {}, last_staleness_ = 0;
   std::unique_ptr<node_type> node_;        // under async_ps

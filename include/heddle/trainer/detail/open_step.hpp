@@ -1,0 +1,84 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/trainer/detail/checked.hpp>
+
+namespace heddle {
+inline namespace v0 {
+namespace detail {
+
+// What a trainer is told of a step before it is taken: which tensors are ready, this rank's samples; and the factors of
+// tensors' groups, which may change between steps. Gradients are of type Element.
+template <class Element> class open_step {
+  template <class Value> using list = std::vector<typename dependent<Value, Element>::type>;
+
+ public:
+  // The tensors must outlive this.
+  open_step(const std::vector<tensor>& tensors, unused missing)
+      : tensors_(tensors), missing_(missing), groups_(tensors.size()) {}
+  open_step(const open_step&) = delete;
+  open_step& operator=(const open_step&) = delete;
+
+  void groups(std::span<const group_options> options) {
+    require_closed("groups");
+    for (const group_options& g : options) check_group(g);
+    for (std::size_t i = 0; i < tensors_.size(); ++i)
+      groups_[i] = tensors_[i].group < options.size() ? options[tensors_[i].group] : group_options{};
+  }
+  const group_options& group(std::size_t i) const noexcept { return groups_[i]; }
+
+  void begin(const begin_options& o) {
+    check_begin(o);
+    require_closed("begin");
+    open_ = true;
+    samples_ = o.samples;
+    ready_.assign(tensors_.size(), 0);
+  }
+  double samples() const noexcept { return samples_; }
+  bool is_open() const noexcept { return open_; }
+  void require_closed(const char* what) const {
+    if (open_)
+      throw argument_error(std::string("heddle::data_parallel::") + what + ": a step is open; call step() first");
+  }
+
+  // Throws argument_error if there is no tensor i.
+  void check(std::size_t i) const {
+    if (i >= tensors_.size())
+      throw argument_error("heddle::data_parallel::ready: tensor " + std::to_string(i) + " of " +
+                           std::to_string(tensors_.size()));
+  }
+  void ready(std::size_t i) {
+    if (ready_[i])
+      throw argument_error("heddle::data_parallel::ready: tensor \"" + tensors_[i].name +
+                           "\" was ready before in this step");
+    ready_[i] = 1;
+  }
+
+  // Ends the step: tensors that were never ready become zero, then f(i) is called; or argument_error, where that is what
+  // to do with them.
+  template <class Function> void close(Function&& f) {
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      if (ready_[i]) continue;
+      if (missing_ == unused::error)
+        throw argument_error("heddle::data_parallel::step: tensor \"" + tensors_[i].name +
+                             "\" was never ready in this step; allowed with unused::treat_as_zero");
+      std::fill_n(static_cast<Element*>(tensors_[i].gradient), tensors_[i].count, Element(0.0f));
+      ready_[i] = 1;
+      f(i);
+    }
+    open_ = false;
+  }
+
+ private:
+  const std::vector<tensor>& tensors_;
+  unused missing_;
+  list<group_options> groups_;
+  bool open_ = false;
+  double samples_ = 1.0;
+  list<unsigned char> ready_;
+};
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace heddle
