@@ -392,7 +392,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   std::vector<float*> masters_;  // of whole tensors, which the rule updates
   detail::known_rate rate_;
   loss_scale_state scale_;
-  std::uint32_t bad_ = 0;      // local steps skipped for an infinity since the last meeting
+  std::uint32_t bad_ = 0;             // local steps skipped for an infinity since the last meeting
   list<detail::piece> whole_;  // every tensor as one piece
   drift_type drift_;
   std::unique_ptr<averager> average_;
