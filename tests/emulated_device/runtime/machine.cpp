@@ -178,8 +178,14 @@ void machine::run_one(const std::shared_ptr<stream>& s) noexcept {
   item i = std::move(s->items.front());
   s->items.pop_front();
   s->running = me().in_item = true;
+  // Of what this OS thread has done, the item comes after its beginning alone: there its thread-local variables were
+  // made, threadIdx among them.
+  static thread_local char beginning;
+  static thread_local bool told = false;
+  if (!std::exchange(told, true)) tsan_release(&beginning);
   void* const host = tsan_current();
   tsan_switch(s->context);
+  tsan_acquire(&beginning);
   tsan_acquire(i.tag.get());
   for (const point& p : i.after)
     if (p.tag) tsan_acquire(p.tag.get());
