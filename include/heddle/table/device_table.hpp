@@ -303,7 +303,7 @@ class device_table {
     if constexpr (requires { s.rule.check(); }) s.rule.check();
     constexpr std::size_t most = std::size_t{1} << 30;
     const std::size_t capacity = s.capacity;
-    if (capacity < 1 || capacity > most || spill.rows > most - capacity)
+    if (capacity < 1 || capacity > most || capacity + (std::min)(std::size_t{spill.rows}, most) > most)
       throw argument_error("heddle::device_table: capacity is " + std::to_string(capacity) + " and " +
                            std::to_string(spill.rows) + " rows spill, allowed is 1 to 2^30 together");
     if constexpr (spills) {
