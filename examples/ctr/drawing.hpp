@@ -11,25 +11,12 @@
 #include <string>
 #include <vector>
 
+#include "../support/markup.hpp"
 #include "training.hpp"
 
 namespace ctr {
 
-/// Text as XML has it.
-inline std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '&')
-      out += "&amp;";
-    else if (c == '<')
-      out += "&lt;";
-    else if (c == '>')
-      out += "&gt;";
-    else
-      out += static_cast<unsigned char>(c) < ' ' ? '?' : c;  // which XML hasn't
-  }
-  return out;
-}
+using examples::escaped;
 
 /// SVG of both curves, each with its own scale; values that aren't finite are left out.
 inline std::string drawn(const std::vector<point>& points, const std::string& title) {

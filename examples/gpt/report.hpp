@@ -14,7 +14,11 @@
 #include <utility>
 #include <vector>
 
+#include "../support/markup.hpp"
+
 namespace gpt {
+
+using examples::escaped;
 
 /// A point of a strategy's learning curve.
 struct curve_point {
@@ -109,23 +113,6 @@ inline std::string text_table(const std::vector<outcome>& all) {
       for (std::size_t i = 0; i < widths.size(); ++i) out += (i ? "  " : "") + std::string(widths[i], '-');
       out += "\n";
     }
-  }
-  return out;
-}
-
-inline std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '&')
-      out += "&amp;";
-    else if (c == '<')
-      out += "&lt;";
-    else if (c == '>')
-      out += "&gt;";
-    else if (c == '"')
-      out += "&quot;";
-    else
-      out += c;
   }
   return out;
 }
