@@ -10,6 +10,7 @@
 #include <heddle/memory/host_resource.hpp>
 #include <heddle/memory/search_plan.hpp>
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -41,7 +42,7 @@ inline namespace v0 {
 /// // memory.plan().peak bytes in one block, at the lower bound or near it
 /// @endcode
 ///
-/// State:   one block of the plan's peak, 40 bytes for each block of a step, shared by all copies.
+/// State:   one block of the plan's peak, 32 bytes for each block of a step, shared by all copies.
 /// Traffic: a few instructions a call while the step repeats.
 /// Order:   any upstream; outside `tracking` or `logging`, if these shall see what the program asks for, inside them.
 /// Sync:    one thread, and on a device one queue for all that it gives: a planned block is used again by what that
@@ -157,12 +158,12 @@ template <class Upstream = host_resource> class planned {
  private:
   enum class phase { idle, recording, replaying, deviating };
 
-  // A recorded allocation; `then` is the address of the place in `givings` that comes next then, plus 1 where the
-  // upstream serves the block, so that no call equals it. What is taken and what is given back are two lists with a
-  // position each: were it one, each call would wait for the one before it to store the position.
+  // A recorded allocation; `then` says with what alignment, and what comes next in `givings`. What is taken and what is
+  // given back are two lists with a position each: were it one, each call would wait for the one before it to store the
+  // position.
   struct taking {
-    std::size_t bytes, alignment;
-    std::uintptr_t then;
+    std::size_t bytes;
+    std::uint64_t then;
     std::byte* at;
   };
 
@@ -181,7 +182,7 @@ template <class Upstream = host_resource> class planned {
     // Whether a call is the one that comes next: then `next++->at` is the planned address. One branch is faster than
     // three.
     bool replays(std::size_t bytes, std::size_t alignment) const noexcept {
-      return ((next->bytes ^ bytes) | (next->alignment ^ alignment) | (next->then ^ place(given))) == 0;
+      return ((next->bytes ^ bytes) | (next->then ^ when(given, alignment))) == 0;
     }
     // Whether this is the block that is given back next. That it is too early shows when the next one is taken.
     bool replays(const void* p) noexcept {
@@ -189,13 +190,18 @@ template <class Upstream = host_resource> class planned {
       ++given;
       return true;
     }
-    static std::uintptr_t place(std::byte* const* of) noexcept { return reinterpret_cast<std::uintptr_t>(of); }
+    // A place in `givings` and an alignment, which is at most 4096, in one number: all places have the bits from 48 on
+    // in common. Records are read once a step in order, so the fewer bytes they have the better. Plus 1 where the
+    // upstream serves the block, so that no call equals it.
+    static std::uint64_t when(std::byte* const* place, std::size_t alignment) noexcept {
+      return reinterpret_cast<std::uintptr_t>(place) ^ std::rotl(std::uint64_t{alignment}, 48);
+    }
 
     // A call that isn't replayed: take() asks the upstream, give(block, bytes) gives the block of the plan back to it.
     template <class Take, class Give>
     [[gnu::noinline, gnu::cold]] void* allocate(std::size_t bytes, std::size_t alignment, Take take, Give give) {
-      const bool replays_upstream = now == phase::replaying && next->then == place(given) + 1 && next->bytes == bytes &&
-                                    next->alignment == alignment;
+      const bool replays_upstream =
+          now == phase::replaying && next->then == when(given, alignment) + 1 && next->bytes == bytes;
       if (now == phase::replaying && !replays_upstream && bytes != 0) deviate("allocates", bytes);
       void* p = nullptr;
       try {
@@ -313,7 +319,7 @@ template <class Upstream = host_resource> class planned {
         if (taken[m] == none) continue;
         const detail::recorded_block& b = step.blocks[taken[m]];
         const std::size_t offset = offsets[taken[m]];
-        *t++ = {b.bytes, b.alignment, place(&*g) + (offset == none), offset == none ? nullptr : base + offset};
+        *t++ = {b.bytes, when(&*g, b.alignment) + (offset == none), offset == none ? nullptr : base + offset};
       }
       takings = std::move(to_take);
       givings = std::move(to_give);
@@ -377,15 +383,14 @@ template <class Upstream = host_resource> class planned {
       out.put(std::string(detail::saved_plan_magic));
       out.put(static_cast<std::uint64_t>(calls()));
       std::byte* const* g = givings.data();
-      const auto put_givings = [&](std::uintptr_t until) {
-        for (; place(g) < until; ++g) out.put(detail::saved_call{0, 1, static_cast<std::size_t>(*g - base)});
-      };
+      const auto put_giving = [&] { out.put(detail::saved_call{0, 1, static_cast<std::size_t>(*g++ - base)}); };
       for (const taking& c : std::span(takings).first(takings.size() - 1)) {
-        put_givings(c.then - (c.at == nullptr));
+        const auto alignment = static_cast<std::size_t>((c.then ^ when(g, 0)) >> 48);
+        while (c.then - (c.at == nullptr) != when(g, alignment)) put_giving();
         out.put(
-            detail::saved_call{c.bytes, c.alignment, c.at ? static_cast<std::size_t>(c.at - base) : detail::outlives});
+            detail::saved_call{c.bytes, alignment, c.at ? static_cast<std::size_t>(c.at - base) : detail::outlives});
       }
-      put_givings(place(&givings.back()));
+      while (g != &givings.back()) put_giving();
       out.put(static_cast<std::uint64_t>(plan.peak));
       out.put(static_cast<std::uint64_t>(plan.lower_bound));
       out.write(path);
@@ -409,7 +414,7 @@ template <class Upstream = host_resource> class planned {
     std::size_t held = 0;
     std::size_t live = 0;  // blocks of the plan, while it is not replayed
     // Behind the last of each is one that no call equals; it comes next while none is replayed.
-    static constexpr taking last{0, 0, 0, nullptr};
+    static constexpr taking last{0, 0, nullptr};
     std::byte* no_place() noexcept { return reinterpret_cast<std::byte*>(this); }
     std::vector<taking> takings{last};
     std::vector<std::byte*> givings{no_place()};
