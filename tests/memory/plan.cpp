@@ -254,6 +254,19 @@ TEST_CASE("lifetimes: the table's format") {
   CHECK(again.offsets == std::vector<std::size_t>{p.offsets[0], p.offsets[1]});
 }
 
+TEST_CASE("lifetimes: a buffer that begins with a gap is written with the offset it has after that") {
+  std::istringstream in("id,lower,upper,size,gaps\na,0,10,100,\nb,0,10,50,0-5 7-8\nc,0,9,10,3-9\n");
+  const hd::lifetime_table t = hd::read_lifetimes(in);
+  const hd::memory_plan p = hd::plan_memory(view(t.lifetimes));
+  std::stringstream out;
+  hd::write_lifetimes(out, t, p);
+  const hd::lifetime_table again = hd::read_lifetimes(out);
+  CHECK(again.lifetimes == t.lifetimes);
+  hd::memory_plan written{{}, p.peak, p.lower_bound};
+  for (const std::size_t buffer : again.buffer_of) written.offsets.push_back(again.offsets[buffer]);
+  CHECK(hd::is_valid(written, view(again.lifetimes)));
+}
+
 TEST_CASE("lifetimes: a damaged table is refused by line") {
   const auto fault = [](const std::string& text) -> std::string {
     std::istringstream in(text);

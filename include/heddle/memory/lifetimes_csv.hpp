@@ -187,11 +187,13 @@ inline void write_lifetimes(std::ostream& out, const lifetime_table& table, cons
   out << "id,lower,upper,size,alignment,gaps,offset\n";
   for (std::size_t i = 0; i < table.lifetimes.size();) {
     const lifetime& first = table.lifetimes[i];
-    const std::size_t buffer = table.buffer_of[i], offset = plan.offsets[i];
+    const std::size_t buffer = table.buffer_of[i];
+    std::size_t offset = plan.offsets[i];
     std::string gaps;
     std::size_t end = first.last;
     for (++i; i < table.lifetimes.size() && table.buffer_of[i] == buffer; ++i) {
       const lifetime& x = table.lifetimes[i];
+      if (x.first != x.last) offset = plan.offsets[i];  // before a gap at the very beginning it takes no room
       gaps += (gaps.empty() ? "" : " ") + std::to_string(end) + "-" + std::to_string(x.first);
       end = x.last;
     }
