@@ -248,6 +248,21 @@ TEST_CASE("arena: addresses go up, the last block's room is free at once, an emp
   CHECK(upstream.bytes() == 0);
 }
 
+TEST_CASE("arena: a round in one piece is a wish that the upstream need not grant", "[memory]") {
+  hd::limiting upstream{hd::host_resource{}, 10000};
+  hd::arena memory{upstream, 1000};
+  std::vector<void*> blocks;
+  for (int k = 0; k < 2; ++k) blocks.push_back(memory.allocate_sync(4000, 8));
+  for (void* p : blocks) memory.deallocate_sync(p, 4000, 8);
+  void* const other = upstream.allocate_sync(5000, 8);
+  void* const p = memory.allocate_sync(100, 8);
+  CHECK(memory.held() == 4096);
+  memory.deallocate_sync(p, 100, 8);
+  upstream.deallocate_sync(other, 5000, 8);
+  memory.deallocate_sync(memory.allocate_sync(5000, 8), 5000, 8);
+  CHECK(memory.held() == 8192);
+}
+
 TEST_CASE("any_resource: one type for many, equal where what they hold is", "[memory]") {
   hd::tracking one{hd::host_resource{}}, two{hd::host_resource{}};
   hd::any_resource<> a{one}, b{one}, c{two}, d{hd::host_resource{}};

@@ -131,11 +131,20 @@ template <class Upstream = host_resource> class arena {
     }
 
     template <class GiveUp> void grow(std::size_t bytes, GiveUp& give_up) {
-      if (live == 0) {  // what was kept is too small
-        bytes = (std::max)(bytes, wanted);
-        release(give_up);
-      }
       bytes = (std::max)(bytes, chunk);
+      if (live == 0) {  // what was kept is too small
+        release(give_up);
+        if (wanted > bytes) {
+          try {
+            return add(wanted);
+          } catch (const memory_error&) {  // others have taken some since: in pieces, then
+          }
+        }
+      }
+      add(bytes);
+    }
+
+    void add(std::size_t bytes) {
       chunks.reserve(chunks.size() + 1);
       void* const p = upstream.allocate_sync(bytes, detail::max_alignment);
       chunks.push_back({p, bytes});
