@@ -204,6 +204,11 @@ void conforms(net what, const Policy& policy, Store store = Store{}) {
 }
 
 bool odd(std::size_t i, const rc::layer_cost&) { return i % 3 != 1; }
+
+// A user's policy, no template.
+struct as_sqrt {
+  rc::schedule plan(std::span<const rc::layer_cost> costs) const { return rc::sqrt{}.plan(costs); }
+};
 }  // namespace
 
 TEST_CASE("skips, workspaces, early stop and single forwards under every policy", "[recompute][features]") {
@@ -381,6 +386,7 @@ TEST_CASE("offload: the chain's memory goes down, nothing is computed twice", "[
   CHECK(before == kept.peak_bytes);
   CHECK(rc::offload{.least = 101}.plan(costs) == rc::none{}.plan(costs));
   CHECK(rc::offload{.which = &odd}.plan(costs).steps.size() > rc::none{}.plan(costs).steps.size());
+  CHECK(rc::offload{.policy = as_sqrt{}}.plan(costs) == rc::offload{.policy = rc::sqrt{}}.plan(costs));
 }
 
 TEST_CASE("a layer that throws while copies are under way leaves nothing behind", "[recompute][features]") {

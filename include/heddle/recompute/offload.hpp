@@ -51,7 +51,9 @@ template <class Policy = none, class Predicate = every_layer> struct offload {
 
   /// The policy's schedule with copies.
   template <class Schedule = schedule> Schedule plan(std::span<const layer_cost> costs) const {
-    const Schedule base = policy.template plan<Schedule>(costs);
+    constexpr bool checks = requires { Policy::checks_values; };
+    static_assert(!checks, "heddle::recompute::offload: checked goes outermost, checked{offload{.policy = ...}}");
+    const Schedule base = policy.plan(costs);
     const std::size_t n = costs.size(), steps = base.steps.size();
     if (n == 0) return base;
 
