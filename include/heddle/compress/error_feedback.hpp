@@ -17,8 +17,8 @@ inline namespace v0 {
 /// parameter at the rate before. Rates that are not told are taken to be equal.
 /// Wire:    the codec's.
 /// State:   4 bytes per element (e).
-/// Traffic: beside the codec's, 12 bytes per element to make v, 12 to make it again, and 8 for the sign of what is left;
-///          random_k needs the last not.
+/// Traffic: beside the codec's, 8 bytes per element read to make v and 12 to make it again as e, in one pass with what
+///          was sent; a codec of your own without add_block() needs 8 more for the sign of what is left.
 /// Order:   ends a chain: clip{} | error_feedback{top_k{}}.
 /// Sync:    never.
 /// Paper:   Stich et al. 2018; Karimireddy et al. 2019.

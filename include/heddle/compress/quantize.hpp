@@ -79,8 +79,9 @@ template <int Bits, rounding Rounding = rounding::stochastic> struct quantize {
     std::size_t done = 0;
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__NVCOMPILER)
     if (begin % 16 == 0 && detail::best_isa() != detail::isa::portable) {
-      done = detail::quantize_avx2 < Bits,
-      Rounding == rounding::stochastic > (v, n, inverse, levels, mine, stream, begin / 4, out + begin * Bits / 8);
+      constexpr bool by_chance = Rounding == rounding::stochastic;
+      done = detail::quantize_avx2<Bits, by_chance>(v, n, inverse, levels, mine, stream, begin / 4,
+                                                    out + begin * Bits / 8);
     }
 #endif
     philox4x32::block words{};
@@ -109,19 +110,29 @@ template <int Bits, rounding Rounding = rounding::stochastic> struct quantize {
       throw argument_error("heddle::quantize: damaged packet of " + std::to_string(payload.count) + " bytes for " +
                            std::to_string(sum.count) + " elements");
     }
-    const std::byte* const in = payload.data + 4 * blocks(sum.count);
-    for (std::size_t begin = 0, b = 0, n = 0; begin < sum.count; begin += n, ++b) {
+    for (std::size_t begin = 0, n = 0; begin < sum.count; begin += n) {
       n = (std::min)(block, sum.count - begin);
-      float scale;
-      std::memcpy(&scale, payload.data + 4 * b, 4);
-      for (std::size_t i = begin; i < begin + n; ++i) {
-        int whole;
-        if constexpr (Bits == 8)
-          whole = static_cast<signed char>(in[i]);
-        else
-          whole = static_cast<int>((static_cast<unsigned>(in[i / 2]) >> (i % 2 * 4) & 0xfu) ^ 8u) - 8;
-        sum[i] += static_cast<float>(whole) * scale;
-      }
+      add_block(payload.data, begin, n, sum.count, sum.data + begin);
+    }
+  }
+  /// Adds the block of n elements that begins at element `begin` of a tensor of `total`.
+  void add_block(const std::byte* payload, std::size_t begin, std::size_t n, std::size_t total,
+                 float* sum) const noexcept {
+    const std::byte* const in = payload + 4 * blocks(total);
+    float scale;
+    std::memcpy(&scale, payload + 4 * (begin / block), 4);
+    std::size_t done = 0;
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__NVCOMPILER)
+    if (begin % 2 == 0 && detail::best_isa() != detail::isa::portable)
+      done = detail::add_wholes_avx2<Bits>(in + begin * Bits / 8, scale, sum, n);
+#endif
+    for (std::size_t i = begin + done; i < begin + n; ++i) {
+      int whole;
+      if constexpr (Bits == 8)
+        whole = static_cast<signed char>(in[i]);
+      else
+        whole = static_cast<int>((static_cast<unsigned>(in[i / 2]) >> (i % 2 * 4) & 0xfu) ^ 8u) - 8;
+      sum[i - begin] += static_cast<float>(whole) * scale;
     }
   }
   /// For example "quantize<8>" or "quantize<4, nearest>".

@@ -64,14 +64,24 @@ struct sign {
       throw argument_error("heddle::sign: damaged packet of " + std::to_string(payload.count) + " bytes for " +
                            std::to_string(sum.count) + " elements");
     }
-    const std::byte* const bits = payload.data + 4 * (sum.count / block + (sum.count % block != 0));
-    for (std::size_t begin = 0, b = 0; begin < sum.count; begin += (std::min)(block, sum.count - begin), ++b) {
-      float scale[2];
-      std::memcpy(scale, payload.data + 4 * b, 4);
-      scale[1] = -scale[0];
-      const std::size_t end = begin + (std::min)(block, sum.count - begin);
-      for (std::size_t i = begin; i < end; ++i) sum[i] += scale[static_cast<unsigned>(bits[i / 8]) >> i % 8 & 1u];
+    for (std::size_t begin = 0, n = 0; begin < sum.count; begin += n) {
+      n = (std::min)(block, sum.count - begin);
+      add_block(payload.data, begin, n, sum.count, sum.data + begin);
     }
+  }
+  /// Adds the block of n elements that begins at element `begin` of a tensor of `total`.
+  void add_block(const std::byte* payload, std::size_t begin, std::size_t n, std::size_t total,
+                 float* sum) const noexcept {
+    const std::byte* const bits = payload + 4 * (total / block + (total % block != 0));
+    float scale;
+    std::memcpy(&scale, payload + 4 * (begin / block), 4);
+    std::size_t i = 0;
+    if (begin % 8 == 0) {
+      detail::add_signs(bits + begin / 8, scale, sum, n / 8);
+      i = n / 8 * 8;
+    }
+    for (; i < n; ++i)
+      sum[i] += (static_cast<unsigned>(bits[(begin + i) / 8]) >> (begin + i) % 8 & 1u) != 0 ? -scale : scale;
   }
   /// "sign".
   std::string name() const { return "sign"; }

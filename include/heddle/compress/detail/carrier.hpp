@@ -3,8 +3,7 @@
 #pragma once
 
 #include <heddle/compress/concept.hpp>
-#include <heddle/compress/detail/largest.hpp>
-#include <heddle/core/detail/elementwise.hpp>
+#include <heddle/compress/detail/codec_loops.hpp>
 
 #include <algorithm>
 #include <cstring>
@@ -29,6 +28,13 @@ template <class Codec>
 concept works_by_blocks = requires(const Codec& c, const float* v, const encode_context& x, std::byte* payload) {
   c.encode_block(v, c.block, c.block, c.block, x, payload);
 };
+template <class Codec>
+concept adds_by_blocks = works_by_blocks<Codec> && requires(const Codec& c, const std::byte* payload, float* sum) {
+  c.add_block(payload, c.block, c.block, c.block, sum);
+};
+template <class Codec>
+concept takes_off =
+    requires(const Codec& c, slice<const std::byte> payload, slice<float> v) { c.take_off(payload, v); };
 // A codec that takes its values part by part, as long as these are in cache.
 template <class Codec>
 concept works_by_parts = requires(const Codec& c, std::size_t n, const encode_context& x,
@@ -104,9 +110,24 @@ template <class Codec, bool Feedback> class carrier {
   {
     if constexpr (Feedback) {
       float* const e = state[0];
-      take(g, factor, state, x, e, -1.0f);  // -v, to which decode_add() can add
-      decode_add(packet, {e, g.count});
-      for (std::size_t i = 0; i < g.count; ++i) e[i] = -e[i];
+      if constexpr (adds_by_blocks<Codec>) {
+        measure(packet);
+        std::vector<float> v((std::min)(codec_.block, g.count));
+        for (std::size_t begin = 0, n = 0; begin < g.count; begin += n) {
+          n = (std::min)(codec_.block, g.count - begin);
+          float* const kept = e + begin;
+          take(g.subslice(begin, n), factor, &kept, x, v.data(), -1.0f);  // -v, to which add_block() can add
+          if (!flagged(packet)) codec_.add_block(packet.data + head, begin, n, g.count, v.data());
+          for (std::size_t i = 0; i < n; ++i) kept[i] = -v[i];
+        }
+      } else if constexpr (takes_off<Codec>) {
+        take(g, factor, state, x, e);
+        if (!flagged(packet)) codec_.take_off(packet.subslice(head, measure(packet) - head), {e, g.count});
+      } else {
+        take(g, factor, state, x, e, -1.0f);
+        decode_add(packet, {e, g.count});
+        for (std::size_t i = 0; i < g.count; ++i) e[i] = -e[i];
+      }
     }
   }
   std::size_t decode_add(slice<const std::byte> packet, slice<float> sum) const
@@ -146,16 +167,25 @@ template <class Codec, bool Feedback> class carrier {
   {
     bool finite = true;
     float block[2048];
-    for (std::size_t begin = 0, n = 0; begin < g.count; begin += n) {
+    std::size_t begin = 0, n = 0;  // of the elements whose v is there
+    const auto make = [&](std::size_t first, std::size_t count, float* v) {
+      float* const e = Feedback ? state[0] + first : nullptr;
+      return take(g.subslice(first, count), factor, &e, x, v);
+    };
+    const auto next = [&] {
+      begin += n;
       n = (std::min)(std::size(block), g.count - begin);
-      float* const e = Feedback ? state[0] + begin : nullptr;
-      finite &= take(g.subslice(begin, n), factor, &e, x, block);
-    }
+      finite &= make(begin, n, block);
+    };
     codec_.pick(g.count, x, [&](std::size_t j, std::size_t i, float weight) {
-      float* const e = Feedback ? state[0] + i : nullptr;
-      take(g.subslice(i, 1), factor, &e, x, sums[0] + j);
+      while (i >= begin + n) next();
+      if (i >= begin)
+        sums[0][j] = block[i - begin];
+      else
+        make(i, 1, sums[0] + j);
       if (!Feedback) sums[0][j] *= weight;
     });
+    while (begin + n < g.count) next();
     return finite;
   }
   void commit(slice<float> g, float factor, float* const* state, const encode_context& x, float* const* sums) const
@@ -175,15 +205,8 @@ template <class Codec, bool Feedback> class carrier {
   static bool take(slice<const float> g, float factor, float* const* state, const encode_context& x, float* v,
                    float sign = 1.0f) {
     const float share = sign * factor / static_cast<float>(x.ranks);
-    if constexpr (Feedback) {
-      const float* const e = state[0];
-      const float held = sign * x.held_scale;
-      const auto feed = [=](auto& to, const auto& gradient, const auto& kept) { to = gradient * share + kept * held; };
-      update_elements(g.count, feed, v, g.data, e);
-    } else {
-      convert_scaled(g.data, v, g.count, share);
-    }
-    return std::bit_cast<float>(peak_bits(v, g.count)) <= most_sent(x.ranks);  // false for NaN
+    const std::uint32_t peak = feed(v, g.data, Feedback ? state[0] : nullptr, g.count, share, sign * x.held_scale);
+    return std::bit_cast<float>(peak) <= most_sent(x.ranks);  // false for NaN
   }
   static std::uint64_t word_of(slice<const std::byte> packet) {
     std::uint64_t word = 0;

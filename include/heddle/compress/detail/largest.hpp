@@ -30,20 +30,25 @@ template <class Key = std::uint64_t> class basic_largest {
 
   // Offers elements [first, first + n), whose values begin at v.
   void offer(const float* v, std::size_t first, std::size_t n) {
-    constexpr std::size_t block = 32;
     for (; n > block; v += block, first += block, n -= block) offer(v, first, block);
-    if (keys_.size() < count_ + n) keys_.resize((std::max)(2 * keys_.size(), count_ + 8 * block));
-    std::uint64_t* const keys = keys_.data();
+    std::uint64_t* const keys = room_for(n);
     std::size_t count = count_;
-    for (std::size_t j = 0; j < n; ++j) {  // no branch: in a block that has one there may be many
-      const std::uint32_t bits = std::bit_cast<std::uint32_t>(v[j]), magnitude = bits & magnitude_mask;
-      // 31 bits of magnitude, 32 that fall with the index, 1 of sign.
-      keys[count] =
-          std::uint64_t{magnitude} << 33 | std::uint64_t{~static_cast<std::uint32_t>(first + j)} << 1 | bits >> 31;
-      count += magnitude >= limit_;
+    for (std::size_t j = 0; j < n; ++j) {  // no branch: there may be many
+      keys[count] = key_of(v[j], first + j);
+      count += (std::bit_cast<std::uint32_t>(v[j]) & magnitude_mask) >= limit_;
     }
-    count_ = count;
-    if (count_ >= room_ + block && room_ > most_) shrink();
+    keep(count);
+  }
+  // The same of the elements of such a block, of which it is known which reach the limit: a bit each.
+  void offer_those(const float* v, std::size_t first, std::uint32_t those) {
+    if (limit_ > magnitude_mask) return;  // nothing reaches it, though vectors compare with less
+    std::uint64_t* const keys = room_for(block);
+    std::size_t count = count_;
+    for (; those; those &= those - 1) {
+      const auto j = static_cast<std::size_t>(std::countr_zero(those));
+      keys[count++] = key_of(v[j], first + j);
+    }
+    keep(count);
   }
 
   // Entries in rising order of their index.
@@ -59,6 +64,22 @@ template <class Key = std::uint64_t> class basic_largest {
   }
 
  private:
+  static constexpr std::size_t block = 32;
+
+  // 31 bits of magnitude, 32 that fall with the index, 1 of sign.
+  static std::uint64_t key_of(float v, std::size_t index) noexcept {
+    const auto bits = std::bit_cast<std::uint32_t>(v);
+    return std::uint64_t{bits & magnitude_mask} << 33 | std::uint64_t{~static_cast<std::uint32_t>(index)} << 1 |
+           bits >> 31;
+  }
+  Key* room_for(std::size_t n) {
+    if (keys_.size() < count_ + n) keys_.resize((std::max)(2 * keys_.size(), count_ + 8 * block));
+    return keys_.data();
+  }
+  void keep(std::size_t count) {
+    count_ = count;
+    if (count_ >= room_ + block && room_ > most_) shrink();
+  }
   // Keeps the best; those who come later need a larger magnitude, since of equal ones the lower index wins. The bin of
   // the leading bits in which the last of them is found by counting; only that bin is ordered.
   void shrink() {
@@ -99,6 +120,24 @@ inline std::uint32_t peak_portable(const float* x, std::size_t n) noexcept {
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__NVCOMPILER)
 /// @cond
+// Offers those of 32 elements that reach the limit, of which there are some.
+template <class Largest>
+__attribute__((target("avx2"))) inline void offer_those_avx2(const float* v, std::size_t first, Largest& out) {
+  int_x8 limit{}, magnitude{};
+  limit += static_cast<int>((std::min)(out.limit(), magnitude_mask));
+  magnitude += static_cast<int>(magnitude_mask);
+  std::uint32_t those = 0;
+  for (std::size_t j = 0; j < 32; j += 8) {
+    int_x8 bits;
+    std::memcpy(&bits, v + j, sizeof bits);
+    const int_x8 hit = (bits & magnitude) >= limit;
+    float_x8 signs;
+    std::memcpy(&signs, &hit, sizeof signs);
+    those |= static_cast<std::uint32_t>(__builtin_ia32_movmskps256(signs)) << j;
+  }
+  out.offer_those(v, first, those);
+}
+
 // Offers what begins with whole blocks; returns how many elements those have.
 template <class Largest>
 __attribute__((target("avx2"))) inline std::size_t offer_avx2(const float* v, std::size_t first, std::size_t n,
@@ -115,24 +154,26 @@ __attribute__((target("avx2"))) inline std::size_t offer_avx2(const float* v, st
     }
     std::uint64_t word[4];
     std::memcpy(word, &hit, sizeof word);
-    if (word[0] | word[1] | word[2] | word[3]) out.offer(v + i, first + i, 32);
+    if (word[0] | word[1] | word[2] | word[3]) offer_those_avx2(v + i, first + i, out);
   }
   return i;
 }
 
 __attribute__((target("avx2"))) inline std::uint32_t peak_avx2(const float* x, std::size_t n) noexcept {
-  int_x8 peak{}, magnitude{};
+  constexpr std::size_t side_by_side = 4;  // none waits for another
+  int_x8 peak[side_by_side] = {}, magnitude{};
   magnitude += static_cast<int>(magnitude_mask);
   std::size_t i = 0;
-  for (; i + 8 <= n; i += 8) {
-    int_x8 bits;
-    std::memcpy(&bits, x + i, sizeof bits);
-    bits &= magnitude;
-    const int_x8 greater = bits > peak;
-    peak = (bits & greater) | (peak & ~greater);
+  for (; i + 8 * side_by_side <= n; i += 8 * side_by_side) {
+    for (std::size_t k = 0; k < side_by_side; ++k) {
+      int_x8 bits;
+      std::memcpy(&bits, x + i + 8 * k, sizeof bits);
+      bits &= magnitude;
+      peak[k] = bits > peak[k] ? bits : peak[k];
+    }
   }
-  std::uint32_t lanes[8], most = peak_portable(x + i, n - i);
-  std::memcpy(lanes, &peak, sizeof lanes);
+  std::uint32_t lanes[8 * side_by_side], most = peak_portable(x + i, n - i);
+  std::memcpy(lanes, peak, sizeof lanes);
   for (const std::uint32_t lane : lanes) most = (std::max)(most, lane);
   return most;
 }
