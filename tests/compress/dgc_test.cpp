@@ -3,6 +3,8 @@
 #include <heddle/compress/clip.hpp>
 #include <heddle/compress/dgc.hpp>
 #include <heddle/compress/sparse_wire.hpp>
+#include <heddle/core/philox.hpp>
+#include <heddle/optim/sgd.hpp>
 
 #include "../support/catch.hpp"
 
@@ -317,6 +319,32 @@ TEST_CASE("what is too much for a float when all ranks have added it isn't sent;
     huge.assign(100, 1e38f);
   }
   CHECK(steps == 3);  // 1e38 (1 + 0.9 + 0.81 + ...): the fourth would be 3.439e38
+}
+
+TEST_CASE("the dense phase in one pass has the bits of the update and plain descent after it") {
+  const std::size_t n = 10007;
+  const hd::dgc c{.begin_step = 1000};
+  for (const bool nesterov : {false, true}) {
+    for (const float decay : {0.0f, 0.01f}) {
+      state one(n), two(n);
+      std::vector<float> p(n), q(n), g(n);
+      for (std::size_t i = 0; i < n; ++i) p[i] = q[i] = hd::random_normal(1, 2, i);
+      for (std::size_t step = 0; step < 4; ++step) {
+        hd::encode_context x{.step = step, .ranks = 3, .momentum = 0.9f, .nesterov = nesterov, .weight_decay = decay};
+        for (std::size_t i = 0; i < n; ++i) g[i] = hd::random_normal(3, step, i);
+        x.parameter = decay > 0.0f ? p.data() : nullptr;
+        const std::vector<float> mean = g;
+        c.step_dense({g.data(), n}, p.data(), one.slots, x, 0.1f);
+        CHECK(g == mean);
+        x.parameter = decay > 0.0f ? q.data() : nullptr;
+        c.correct({g.data(), n}, two.slots, x);
+        hd::sgd{}.update(q.data(), g.data(), nullptr, n, {.lr = 0.1f});
+      }
+      CHECK(p == q);
+      CHECK(one.u == two.u);
+      CHECK(one.slots[2][1] == two.slots[2][1]);
+    }
+  }
 }
 
 TEST_CASE("the number of entries doesn't depend on rounding, however large the tensor") {

@@ -16,8 +16,8 @@ inline namespace v0 {
 ///
 /// A dense sum of n floats moves 8 n (P - 1) / P bytes on the slowest link that is used and reduces n floats; packets
 /// of b bytes move b (P - 1) and cost `traffic` bytes of memory per element. Start-up costs are left out: tensors share
-/// them with their bucket. Where the network isn't the limit nothing is compressed, and a step costs what it costs with
-/// none{}; under dgc, whose momentum has a pass of its own, 8 bytes of memory per element more.
+/// them with their bucket. Where the network isn't the limit nothing is compressed, and a step moves the bytes that it
+/// moves with none{}.
 /// Wire:    that of the compressor, or dense.
 /// State:   that of the compressor.
 /// Traffic: that of the compressor, or none.

@@ -92,6 +92,11 @@ template <class Compressor>
 concept has_correct = requires(const Compressor& c, slice<float> g, float* const* state, const encode_context& x) {
   c.correct(g, state, x);
 };
+/// Has `step_dense(gradient, parameter, state, context, rate)`: `correct`, and plain descent along what it makes at
+/// that rate, in one pass, of the same bits; the gradient stays the mean. Used for both where nothing is released.
+template <class Compressor>
+concept has_step_dense = requires(const Compressor& c, slice<const float> g, float* p, float* const* state,
+                                  const encode_context& x, float rate) { c.step_dense(g, p, state, x, rate); };
 /// Has `fits_dense(gradient, state, context)`: whether `correct`, and `release`, leave float's range nowhere; false for
 /// a gradient that isn't finite. The same on all ranks, which hold equal state of a tensor that travels dense.
 template <class Compressor>

@@ -36,7 +36,7 @@ enum class selection : std::uint8_t {
 /// Traffic: per element, 4 more for each pass with weight decay. `overlap::transactional`: `encode` reads g, U and V
 ///          (12), `commit` reads them and writes U and V (20): 32, the least for two halves. `overlap::none`: `fused`
 ///          reads g, U, V and writes U and V: 20, the least; `fits` reads g before (4). A threshold that was too high
-///          is mended by one more read of V, or in `encode` by one more pass.
+///          is mended by one more read of V, or in `encode` by one more pass. Dense: 20 with the update, the least.
 /// Order:   ends a chain; after clip. Needs the optimizer `sgd`; not with a mode that has an outer momentum.
 /// Sync:    never.
 /// Paper:   Lin et al. 2018, arXiv 1712.01887. Differences: the selection is exact unless asked otherwise; a non-finite
@@ -159,6 +159,18 @@ struct dgc {
       detail::dgc_dense(g.data + i, x.parameter ? x.parameter + i : nullptr, state[0] + i, n, x);
       state[2][1] = (std::max)(state[2][1], std::bit_cast<float>(detail::peak_bits(state[0] + i, n)));
     }
+  }
+  /// @brief `correct`, and p -= rate times the update, in one pass of 20 bytes per element; g stays the mean.
+  void step_dense(slice<const float> g, float* p, float* const* state, const encode_context& x,
+                  float rate) const noexcept {
+    constexpr std::size_t block = 2048;  // as there
+    float peak = state[2][1];
+    for (std::size_t i = 0, n = 0; i < g.count; i += n) {
+      n = (std::min)(block, g.count - i);
+      detail::dgc_dense_step(g.data + i, p + i, state[0] + i, n, x, rate);
+      peak = (std::max)(peak, std::bit_cast<float>(detail::peak_bits(state[0] + i, n)));
+    }
+    state[2][1] = peak;
   }
   /// @brief Whether that leaves float's range nowhere, what `release` adds included.
   template <class Context = encode_context>

@@ -323,6 +323,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     std::size_t bucket = 0;
     for (const detail::piece& p : pieces) {
       for (; shards && bucket < p.bucket; ++bucket) average_->gather(bucket);
+      if (stepped_dense(p, o)) continue;
       update_.apply(p, view, scale);
     }
     if constexpr (shards) {
@@ -330,6 +331,17 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
       average_->wait();
     }
     ++steps_;
+  }
+
+  // Where the compressor has the momentum and the tensor travelled dense: whether the compressor did the update.
+  bool stepped_dense(const detail::piece& p, const step_options& o) {
+    if constexpr (!kind::moves_momentum) {
+      return (void)p, (void)o, false;
+    } else {
+      if (!average_->step_dense(p.tensor, masters_[p.tensor], o.lr * step_.group(p.tensor).lr_scale)) return false;
+      if constexpr (mixes) convert(masters_[p.tensor], parameters_[p.tensor], p.count);
+      return true;
+    }
   }
 
   step_result update_all(const step_options& o) {

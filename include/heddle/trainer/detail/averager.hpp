@@ -169,6 +169,17 @@ template <class Strategy, class Comm> class averager : public exchange_kind<Stra
     return std::sqrt(all);
   }
 
+  // After settle(): if the compressor moves tensor i and its momentum in one pass, does so. Whether it did.
+  bool step_dense(std::size_t i, float* parameter, float rate) {
+    if constexpr (has_step_dense<carrier_type>) {
+      if (!steps_dense_ || all_.sends(i)) return false;
+      all_.with_whole(
+          i, [&](auto g, auto state, const auto& x) { all_.carrier().step_dense(g, parameter, state, x, rate); });
+      return true;
+    }
+    return (void)i, (void)parameter, (void)rate, false;
+  }
+
   // Hands a bucket's parameters from their owners to all ranks. Only enqueues, in order; wait() waits.
   std::size_t buckets() const noexcept { return buckets_.size(); }
   void gather(std::size_t bucket) { work_.push(1 + buckets_.size() + bucket); }
@@ -177,6 +188,7 @@ template <class Strategy, class Comm> class averager : public exchange_kind<Stra
   void settle(bool take) {
     if constexpr (holds) {
       if (!take) return;
+      if constexpr (kind::packets) steps_dense_ = held_.steps_dense();
       for (std::size_t k = 0; k < buckets_.size(); ++k) held_.settle(k);
       holding()->released();
     }
@@ -283,7 +295,8 @@ template <class Strategy, class Comm> class averager : public exchange_kind<Stra
   std::vector<one> buckets_;
   std::vector<std::size_t> bucket_of_;  // of each tensor
   std::size_t next_ = 0;
-  bool late_ = false;  // packets are to be made after backward
+  bool late_ = false;         // packets are to be made after backward
+  bool steps_dense_ = false;  // means of tensors that travelled dense wait for step_dense()
   announcement announcement_;
   tell_plan<announcement, counting<Comm>> announce_;
   tell_plan<double, counting<Comm>> tell_number_;

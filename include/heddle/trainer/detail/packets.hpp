@@ -90,6 +90,14 @@ template <class Strategy, class Comm> class packet_exchange {
     }
   }
 
+  // Whether tensors that travelled dense keep their mean in settle(), and are to be moved by step_dense().
+  bool steps_dense() const {
+    if constexpr (kind::of_gradients && has_step_dense<carrier_type>)
+      return !all_.held()->strays();
+    else
+      return false;
+  }
+
   void settle(std::size_t bucket) {
     one& b = buckets_[bucket];
     if (!late()) {  // own state first: it reads the gradient
@@ -103,6 +111,7 @@ template <class Strategy, class Comm> class packet_exchange {
     for (std::size_t i = b.range.first; i < b.range.last; ++i) {
       const slice<float> g = all_.gradient(i);
       if (!all_.sends(i)) {
+        if (steps_dense()) continue;
         all_.with_whole(i, [&](auto mean, auto state, const auto& x) { codec().correct(mean, state, x); });
         all_.release(i);
       } else if (b.added.empty()) {
