@@ -5,6 +5,7 @@
 #include "../support/catch.hpp"
 
 #include <heddle/compress/codecs.cuh>
+#include <heddle/compress/power_sgd.cuh>
 #include <heddle/compress/sparse.cuh>
 
 #include <cmath>
@@ -228,6 +229,72 @@ TEST_CASE("compress: codecs on the device write what the host reads, and hold th
     check(hd::quantize<8>{.block = 256}, n, false);
     check(hd::quantize<4, hd::rounding::nearest>{.block = 32}, n, true);
   }
+}
+
+// Three steps of one rank of two, both of which have the same gradients, on the host and on the device.
+void check_power_sgd(std::size_t n, std::size_t rows, std::size_t rank) {
+  const hd::power_sgd codec{.rank = rank, .worth = 0.0, .dense_below = 0};
+  const hd::power_sgd_device device(codec);
+  hd::encode_context x{.ranks = 2, .tensor = 7, .rows = rows};
+  const std::size_t counts[2] = {codec.sum_count(0, n, x), codec.sum_count(1, n, x)};
+  const auto zeros = [](std::size_t size) { return std::vector<float>(size, 0.0f); };
+  std::vector<float> e = zeros(n), r = zeros(counts[1]), left = zeros(counts[0]), right = zeros(counts[1]);
+  on_device<float> de(e), dr(r), dleft(left), dright(right);
+  on_device<unsigned> flag({0u});
+  float *const state[2] = {e.data(), r.data()}, *const sums[2] = {left.data(), right.data()};
+  float* const dsums[2] = {dleft, dright};
+  for (std::size_t step = 0; step < 3; ++step) {
+    std::vector<float> g = hard_gradients(n)[0], before = de.read();
+    for (std::size_t i = 0; i < n; ++i) g[i] += static_cast<float>(step * (i % 5));
+    const std::vector<float> given = g;
+    on_device<float> dg(g);
+    for (int round = 0; round < 2; ++round) {
+      CHECK(codec.send(round, {g.data(), n}, 0.5f, state, x, sums));
+      device.send(round, dg, 0.5f, de, dr, n, x, dsums, flag, {});
+      on_device<float> twice((round ? dright : dleft).read());  // what the other rank sends is the same
+      std::vector<float> all = twice.read();
+      for (std::size_t i = 0; i < counts[round]; ++i) {
+        sums[round][i] *= 2.0f;
+        all[i] *= 2.0f;
+      }
+      hd::cuda::copy(all.data(), dsums[round], all.size(), {});
+      hd::cuda::queue{}.synchronize();
+    }
+    codec.commit({g.data(), n}, 0.5f, state, x, sums);
+    device.commit(dg, 0.5f, de, dr, n, x, dsums, {});
+    const std::vector<float>&update = dg.read(), &held = de.read();
+    double apart = 0.0, lost = 0.0;
+    for (std::size_t i = 0; i < n; ++i) {
+      apart = (std::max)(apart, std::fabs(static_cast<double>(update[i]) - g[i]));
+      const double input = 0.25 * static_cast<double>(given[i]) + before[i];
+      lost = (std::max)(lost, std::fabs(input - 0.5 * update[i] - held[i]));
+    }
+    CHECK(apart < 1e-4);
+    CHECK(lost < 1e-6);
+    CHECK(dr.read() == dright.read());
+  }
+  CHECK(flag.read() == std::vector<unsigned>{0u});
+  for (const float much : {NAN, -std::numeric_limits<float>::max()}) {
+    std::vector<float> g(n, 0.0f);
+    g[n - 1] = much;
+    on_device<float> dg(g);
+    on_device<unsigned> bad({0u});
+    device.send(0, dg, 1.0f, de, dr, n, x, dsums, bad, {});
+    CHECK(bad.read() == std::vector<unsigned>{1u});
+  }
+}
+
+TEST_CASE("compress: power_sgd on the device makes the host's update, but for rounding, and holds the rest") {
+  check_power_sgd(1, 0, 2);
+  check_power_sgd(35, 5, 2);
+  check_power_sgd(37, 0, 6);  // the whole matrix, its last row padded
+  check_power_sgd(1200, 400, 3);
+  check_power_sgd(2100, 14, 10);  // more columns than one pass makes
+  const hd::power_sgd_device device;
+  CHECK_THROWS_AS(hd::power_sgd_device({.rank = 0}), hd::argument_error);
+  float* const none[2] = {};
+  device.send(0, nullptr, 1.0f, nullptr, nullptr, 0, {}, none, nullptr, {});
+  CHECK_THROWS_AS(device.send(0, nullptr, 1.0f, nullptr, nullptr, 3, {}, none, nullptr, {}), hd::argument_error);
 }
 
 TEST_CASE("compress: a block that isn't a multiple of 8 is refused on the device", "[host]") {

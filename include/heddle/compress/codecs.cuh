@@ -147,8 +147,8 @@ template <class Codec> struct hold_rest {
 template <class Codec> class codec_device {
   static_assert(
       detail::has_device_blocks<Codec>,
-      "heddle::codec_device: the codec must be sign{} or quantize<>{}; top_k{} and random_k{} have top_k_device "
-      "and random_k_device, power_sgd{} has no device form; see docs/compress.md");
+      "heddle::codec_device: the codec must be sign{} or quantize<>{}; top_k{}, random_k{} and power_sgd{} have "
+      "top_k_device, random_k_device and power_sgd_device; see docs/compress.md");
 
  public:
   /// @param c The codec; its block is a multiple of 8.

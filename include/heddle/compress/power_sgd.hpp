@@ -37,6 +37,34 @@ struct power_sgd {
   static constexpr int slots = 1;   ///< e.
   static constexpr int rounds = 2;  ///< L, then R.
 
+  /// The matrix that a tensor is: as `tensor::rows` says, else as square as can be.
+  struct shape {
+    /// Of n elements, and factors of at most `limit` columns.
+    shape(std::size_t n, const encode_context& x, std::size_t limit) : count(n) {
+      rows = x.rows;
+      if (rows == 0 || n % rows != 0) {
+        rows = static_cast<std::size_t>(std::sqrt(static_cast<double>(n)));
+        rows = (std::max)(rows, std::size_t{1});
+      }
+      columns = n / rows + (n % rows != 0);
+      rows = columns ? n / columns + (n % columns != 0) : 0;  // as many as have an element
+      rank = (std::min)({limit, rows, columns});
+    }
+    /// Elements of row i.
+    HEDDLE_HD std::size_t width(std::size_t i) const noexcept {
+      return count - i * columns < columns ? count - i * columns : columns;
+    }
+    std::size_t count;    ///< Elements.
+    std::size_t rows;     ///< Rows that have an element.
+    std::size_t columns;  ///< Elements of a row, but for the last.
+    std::size_t rank;     ///< Columns of the factors.
+  };
+  /// The largest magnitude in M with which nothing that is made of the sums leaves float's range: of L R^T no element
+  /// is longer than a column of the sum of all M, which has `rows` elements.
+  static float limit(const shape& s, const encode_context& x) noexcept {
+    return 0.5f * detail::most_sent(x.ranks) / std::sqrt(static_cast<float>(s.rows));
+  }
+
   /// Throws argument_error for a number outside its range.
   void check() const {
     if (rank == 0) throw argument_error("heddle::power_sgd: rank is 0, allowed is 1 or more");
@@ -70,8 +98,7 @@ struct power_sgd {
     const matrix m{g.data, state[0], factor / static_cast<float>(x.ranks), x.held_scale};
     bool finite = true;
     if (round == 0) {
-      // Of L R^T no element is longer than a column of the sum of all M, which has `rows` elements.
-      const float limit = 0.5f * detail::most_sent(x.ranks) / std::sqrt(static_cast<float>(s.rows));
+      const float most_of_m = limit(s, x);
       const std::vector<float> r = unit_columns(state[1], s, x);
       for (std::size_t i = 0; i < s.rows; ++i) {
         double sum[most] = {};
@@ -81,7 +108,7 @@ struct power_sgd {
           std::fill(sum, sum + c, 0.0);
           for (std::size_t j = 0, at = i * s.columns; j < s.width(i); ++j, ++at) {
             const float v = m[at];
-            finite &= std::fabs(v) <= limit;  // false for NaN
+            finite &= std::fabs(v) <= most_of_m;  // false for NaN
             for (std::size_t k = 0; k < c; ++k) sum[k] += static_cast<double>(v) * r[j * s.rank + first + k];
           }
           for (std::size_t k = 0; k < c; ++k) to[first + k] = static_cast<float>(sum[k]);
@@ -127,21 +154,6 @@ struct power_sgd {
  private:
   static constexpr std::size_t most = 8;  // columns of L made in one pass over M
 
-  struct shape {
-    shape(std::size_t n, const encode_context& x, std::size_t limit) : count(n) {
-      rows = x.rows;
-      if (rows == 0 || n % rows != 0) {
-        rows = static_cast<std::size_t>(std::sqrt(static_cast<double>(n)));
-        rows = (std::max)(rows, std::size_t{1});
-      }
-      columns = n / rows + (n % rows != 0);
-      rows = columns ? n / columns + (n % columns != 0) : 0;  // as many as have an element
-      rank = (std::min)({limit, rows, columns});
-    }
-    // Elements of row i.
-    std::size_t width(std::size_t i) const noexcept { return (std::min)(columns, count - i * columns); }
-    std::size_t count, rows, columns, rank;
-  };
   struct matrix {  // M, made where it is read
     const float *g, *e;
     float share, held;
