@@ -2,6 +2,6 @@
 # SPDX-FileCopyrightText: The Heddle authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# bench/run.sh runs this: bench/compress.sh BINARY JSON.
+# bench/run.sh runs this: bench/compress.sh BINARY JSON [BEGINNING-OF-A-CASE].
 set -euo pipefail
-exec "$1" "$2"
+exec "$@"

@@ -2,15 +2,16 @@
 # SPDX-FileCopyrightText: The Heddle authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# bench/run.sh runs this: bench/slow-network.sh BINARY JSON [real]. First ranks in threads over throttled links; then
+# bench/run.sh runs this: bench/slow-network.sh BINARY JSON [RATE | real]. First ranks in threads over throttled links; then
 # processes of two network namespaces that a veth pair joins, MPI over TCP, the link limited by a token bucket (tc tbf).
-# With `real` only that. It needs root; what can't be had is a line SKIP.
+# With `real` only that, with a RATE such as unlimited or 2x2-1Gbit only that one of threads. It needs root; what can't be had is a line SKIP.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 source "$root/tests/support/install.sh"
 cd "$root"
 binary=$1 json=$2
-[ "${3-}" = real ] || "$binary" "$json"
+[ "${3-}" = real ] || "$binary" "$json" ${3+"$3"}
+[ "${3-real}" = real ] || exit 0
 
 skip() {
   echo "SKIP real $*"

@@ -23,7 +23,8 @@ int main(int count, char** arguments) try {
     costs.inter.shared = hd::sharing::node;
     slow_network::contest all(comm.rank() == 0 ? arguments[1] : "");
     all.hold(std::string("real-") + arguments[2], hd::hierarchical{hd::ring{}, hd::ring{}, 2}, costs,
-             bytes_per_second > 0.0 ? 3 : 5, [&](const auto& plan) { return slow_network::train(comm, data, plan); });
+             bytes_per_second > 0.0 ? 3 : 5, bytes_per_second > 0.0 ? 0 : 20,
+             [&](const auto& plan) { return slow_network::train(comm, data, plan); });
   });
   return 0;
 } catch (const std::exception& e) {

@@ -41,6 +41,11 @@ inline hd::links links_of(double bytes_per_second, int node = 0) {
   return node ? hd::links{.inter = slow, .node = node} : hd::links{.intra = slow};
 }
 
+inline double median(std::vector<double> all) {
+  std::sort(all.begin(), all.end());
+  return all[all.size() / 2];
+}
+
 /// Trains on the ranks of `comm` until the loss, averaged over ranks and the last 20 steps, is below 0.55.
 template <class Comm, class Plan> outcome train(Comm& comm, const vision::pictures& data, const Plan& plan) {
   constexpr std::size_t batch = 32, window = 20, look = 10, most_steps = 2000;
@@ -91,37 +96,50 @@ class contest {
   contest& operator=(const contest&) = delete;
 
   /// @param rate Its name. @param topology Of all strategies; under one with groups sharded DGC, too. @param costs What
-  /// automatic is told. @param turns How often. @param run run(plan) -> outcome.
+  /// automatic is told. @param turns How often. @param more How often the dense ones and automatic besides, where it is
+  /// about a few percent of a tenth of a second. @param run run(plan) -> outcome.
   template <class Topology, class Run>
-  void hold(const std::string& rate, const Topology& topology, hd::links costs, int turns, Run&& run) {
+  void hold(const std::string& rate, const Topology& topology, hd::links costs, int turns, int more, Run&& run) {
     costs.gamma = 2e-10;
     const hd::dgc sparse{.sparsity = 0.99, .dense_below = 1024, .values = hd::sparse_values::f16};
     entries_.clear();
-    for (int turn = 0; turn < turns; ++turn) {
+    for (int turn = 0; turn < turns + more; ++turn) {
       const auto enter = [&](const char* name, const auto& compressor) {
         add(name, run(hd::strategy{.topology = topology, .compressor = compressor}));
       };
       enter("float", hd::none{});
       enter("float16", hd::cast<hd::float16>{});
-      enter("dgc", sparse);
       enter("automatic_dgc", hd::automatic_compressor{.compressor = sparse, .costs = costs});
+      if (turn >= turns) continue;
+      enter("dgc", sparse);
       if constexpr (hd::detail::has_inside<Topology>) enter("sharded_dgc", hd::sharded{sparse});
       enter("top_k", hd::error_feedback{hd::top_k{.density = 0.01}});
       enter("power_sgd", hd::power_sgd{.rank = 4});
     }
-    const double best = (std::min)(entries_[0].median(), entries_[1].median());
-    for (entry& e : entries_) print(e, rate, best);
+    const entry& best = entries_[0].median() < entries_[1].median() ? entries_[0] : entries_[1];
+    for (const entry& e : entries_) print(e, rate, best);
+  }
+
+  /// @brief Prints a case and adds it to the file; the ratio is the median of those of turns, since neighbours have the
+  /// machine alike.
+  /// @param seconds Of each turn. @param dense Those of what it is compared with, as many or more. @param steps Each.
+  void add_case(const std::string& name, const std::vector<double>& seconds, const std::vector<double>& dense,
+                std::size_t steps = 1) {
+    std::vector<double> ratios;
+    for (std::size_t turn = 0; turn < seconds.size(); ++turn) ratios.push_back(dense[turn] / seconds[turn]);
+    std::printf("RATIO %s %.3g %.3g s %.3f\n", name.c_str(), median(seconds), median(dense), median(ratios));
+    std::fflush(stdout);
+    std::fprintf(file_, "%s\n  {\"name\": \"%s\", \"real_time\": %.6g, \"time_unit\": \"s\", \"steps\": %zu}",
+                 first_ ? "" : ",", name.c_str(), median(seconds), steps);
+    first_ = false;
   }
 
  private:
   struct entry {
     std::string name;
     outcome last;
-    std::vector<double> seconds;
-    double median() {
-      std::sort(seconds.begin(), seconds.end());
-      return seconds[seconds.size() / 2];
-    }
+    std::vector<double> seconds;  // of each turn
+    double median() const { return slow_network::median(seconds); }
   };
 
   void add(const char* name, const outcome& o) {
@@ -131,16 +149,11 @@ class contest {
     e->seconds.push_back(o.seconds);
   }
 
-  void print(entry& e, const std::string& rate, double best) {
+  void print(const entry& e, const std::string& rate, const entry& best) {
     if (!file_) return;
     std::printf("%s over %s: %zu steps, %.4g bytes a step and rank\n", e.name.c_str(), rate.c_str(), e.last.steps,
                 e.last.bytes);
-    std::printf("RATIO %s.%s.dense %.3g %.3g s %.3f\n", e.name.c_str(), rate.c_str(), e.median(), best,
-                best / e.median());
-    std::fflush(stdout);
-    std::fprintf(file_, "%s\n  {\"name\": \"%s.%s\", \"real_time\": %.6g, \"time_unit\": \"s\", \"steps\": %zu}",
-                 first_ ? "" : ",", e.name.c_str(), rate.c_str(), e.median(), e.last.steps);
-    first_ = false;
+    add_case(e.name + "." + rate + ".dense", e.seconds, best.seconds, e.last.steps);
   }
 
   std::FILE* file_ = nullptr;
