@@ -216,6 +216,13 @@ TEST_CASE("what sends everything is the dense mean") {
     CHECK(full.step(a));
     CHECK(apart(full.sum, dense(g)) < 1e-5);
   }
+  for (const std::size_t rows : {3u, 9001u}) {  // rows in several parts, and far more rows than columns
+    const matrix g = random_gradients(2, 27003, random);
+    matrix a = g;
+    world full(hd::power_sgd{.rank = 3, .worth = 0.0, .dense_below = 0}, 2, 27003, rows);
+    CHECK(full.step(a));
+    CHECK(apart(full.sum, dense(g)) < 1e-5);
+  }
 }
 
 TEST_CASE("random_k and stochastic quantisation have the gradient as their expectation") {
@@ -488,4 +495,14 @@ TEST_CASE("numbers outside their range and damaged packets are refused") {
   damage(hd::error_feedback{hd::top_k{.density = 0.5}});
   damage(hd::error_feedback{hd::sign{}});
   damage(hd::quantize<8>{});
+  // What a rank holds moves by its own packet only.
+  const auto feeding = hd::detail::carried(hd::error_feedback{hd::sign{}});
+  std::vector<float> held(1000, 1.0f);
+  const std::vector<float> before = held;
+  float* const slots[1] = {held.data()};
+  std::vector<std::byte> short_one;
+  feeding.encode({before.data(), 500}, 1.0f, slots, {}, short_one);
+  CHECK_THROWS_AS(feeding.commit({before.data(), 1000}, 1.0f, slots, {}, {short_one.data(), short_one.size()}),
+                  hd::argument_error);
+  CHECK(held == before);
 }

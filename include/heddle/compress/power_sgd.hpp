@@ -3,6 +3,8 @@
 #pragma once
 
 #include <heddle/compress/concept.hpp>
+#include <heddle/compress/detail/codec_loops.hpp>
+#include <heddle/compress/detail/low_rank_loops.hpp>
 #include <heddle/core/philox.hpp>
 
 #include <algorithm>
@@ -96,51 +98,68 @@ struct power_sgd {
             float* const* sums) const {
     const shape s(g.count, x, rank);
     const matrix m{g.data, state[0], factor / static_cast<float>(x.ranks), x.held_scale};
-    bool finite = true;
+    float v[part];
     if (round == 0) {
-      const float most_of_m = limit(s, x);
-      const std::vector<float> r = unit_columns(state[1], s, x);
+      const std::vector<double> r = by_columns<double>(unit_columns(state[1], s, x), s.columns, s.rank);
+      std::vector<double> chains(8 * s.rank);
+      std::uint32_t peak = 0;
       for (std::size_t i = 0; i < s.rows; ++i) {
-        double sum[most] = {};
-        float* const to = sums[0] + i * s.rank;
-        for (std::size_t first = 0; first < s.rank; first += most) {
-          const std::size_t c = (std::min)(s.rank - first, most);
-          std::fill(sum, sum + c, 0.0);
-          for (std::size_t j = 0, at = i * s.columns; j < s.width(i); ++j, ++at) {
-            const float v = m[at];
-            finite &= std::fabs(v) <= most_of_m;  // false for NaN
-            for (std::size_t k = 0; k < c; ++k) sum[k] += static_cast<double>(v) * r[j * s.rank + first + k];
-          }
-          for (std::size_t k = 0; k < c; ++k) to[first + k] = static_cast<float>(sum[k]);
+        std::fill(chains.begin(), chains.end(), 0.0);
+        for (std::size_t j = 0, n = 0; j < s.width(i); j += n) {
+          n = (std::min)(s.width(i) - j, part);
+          peak = (std::max)(peak, m.make(i * s.columns + j, n, v));
+          for (std::size_t k = 0; k < s.rank; ++k)
+            detail::run_loop<detail::dot_chains>(static_cast<const float*>(v), r.data() + k * s.columns + j, n,
+                                                 chains.data() + 8 * k);
+        }
+        for (std::size_t k = 0; k < s.rank; ++k) {
+          double sum = 0.0;
+          for (std::size_t c = 0; c < 8; ++c) sum += chains[8 * k + c];
+          sums[0][i * s.rank + k] = static_cast<float>(sum);
         }
       }
-    } else {
-      orthonormalise(sums[0], s.rows, s.rank);
-      std::vector<double> sum(s.columns * s.rank, 0.0);
-      for (std::size_t i = 0; i < s.rows; ++i) {
-        for (std::size_t j = 0, at = i * s.columns; j < s.width(i); ++j, ++at) {
-          const auto v = static_cast<double>(m[at]);
-          for (std::size_t k = 0; k < s.rank; ++k) sum[j * s.rank + k] += v * sums[0][i * s.rank + k];
-        }
-      }
-      for (std::size_t k = 0; k < sum.size(); ++k) sums[1][k] = static_cast<float>(sum[k]);
+      return std::bit_cast<float>(peak) <= limit(s, x);  // false for NaN
     }
-    return finite;
+    orthonormalise(sums[0], s.rows, s.rank);
+    std::vector<double> sum(part * s.rank);
+    for (std::size_t j = 0, n = 0; j < s.columns; j += n) {  // some columns at a time, whose sums stay in cache
+      n = (std::min)(s.columns - j, part);
+      std::fill(sum.begin(), sum.end(), 0.0);
+      for (std::size_t i = 0; i < s.rows && j < s.width(i); ++i) {
+        const std::size_t here = (std::min)(s.width(i) - j, n);
+        m.make(i * s.columns + j, here, v);
+        for (std::size_t k = 0; k < s.rank; ++k)
+          detail::run_loop<detail::add_scaled>(
+              static_cast<const float*>(v), static_cast<double>(sums[0][i * s.rank + k]), sum.data() + k * part, here);
+      }
+      for (std::size_t k = 0; k < s.rank; ++k) {
+        for (std::size_t c = 0; c < n; ++c) sums[1][(j + c) * s.rank + k] = static_cast<float>(sum[k * part + c]);
+      }
+    }
+    return true;
   }
   /// Makes the update, and moves e and R.
   void commit(slice<float> g, float factor, float* const* state, const encode_context& x, float* const* sums) const {
     const shape s(g.count, x, rank);
     const matrix m{g.data, state[0], factor / static_cast<float>(x.ranks), x.held_scale};
     const float share = 1.0f / static_cast<float>(x.ranks);
+    std::copy_n(sums[1], s.columns * s.rank, state[1]);
+    const std::vector<float> r = by_columns<float>({sums[1], sums[1] + s.columns * s.rank}, s.columns, s.rank);
+    float v[part], update[part];
     for (std::size_t i = 0; i < s.rows; ++i) {
-      for (std::size_t j = 0, at = i * s.columns; j < s.width(i); ++j, ++at) {
-        float update = 0.0f;
-        for (std::size_t k = 0; k < s.rank; ++k) update += sums[0][i * s.rank + k] * sums[1][j * s.rank + k];
-        state[0][at] = m[at] - update * share;
-        g[at] = update;
+      for (std::size_t j = 0, n = 0; j < s.width(i); j += n) {
+        n = (std::min)(s.width(i) - j, part);
+        const std::size_t at = i * s.columns + j;
+        m.make(at, n, v);
+        std::fill_n(update, n, 0.0f);
+        for (std::size_t k = 0; k < s.rank; ++k)
+          detail::run_loop<detail::add_scaled>(r.data() + k * s.columns + j, sums[0][i * s.rank + k],
+                                               static_cast<float*>(update), n);
+        detail::run_loop<detail::keep_rest>(static_cast<const float*>(v), static_cast<const float*>(update), share,
+                                            state[0] + at, n);
+        std::copy_n(update, n, g.data + at);
       }
     }
-    std::copy_n(sums[1], s.columns * s.rank, state[1]);
   }
   /// A tensor that travelled dense; nothing of it is held, unless it has just been loaded.
   void correct(slice<float>, float* const*, const encode_context&) const noexcept {}
@@ -152,13 +171,25 @@ struct power_sgd {
   std::string name() const { return "power_sgd"; }
 
  private:
-  static constexpr std::size_t most = 8;  // columns of L made in one pass over M
+  static constexpr std::size_t part = 4096;  // elements of M that are made at once, and stay in cache
 
   struct matrix {  // M, made where it is read
     const float *g, *e;
     float share, held;
-    float operator[](std::size_t i) const noexcept { return g[i] * share + e[i] * held; }
+    // Elements [at, at + n); the largest bits of a magnitude.
+    std::uint32_t make(std::size_t at, std::size_t n, float* v) const noexcept {
+      return detail::feed(v, g + at, e + at, n, share, held);
+    }
   };
+  // A factor whose columns follow each other, of one whose rows do.
+  template <class To>
+  static std::vector<To> by_columns(const std::vector<float>& rows, std::size_t count, std::size_t columns) {
+    std::vector<To> all(rows.size());
+    for (std::size_t j = 0; j < count; ++j) {
+      for (std::size_t k = 0; k < columns; ++k) all[k * count + j] = static_cast<To>(rows[j * columns + k]);
+    }
+    return all;
+  }
 
   std::size_t right(std::size_t n, const encode_context& x) const { return sum_count(1, n, x); }
 

@@ -111,13 +111,18 @@ template <class Codec, bool Feedback> class carrier {
     if constexpr (Feedback) {
       float* const e = state[0];
       if constexpr (adds_by_blocks<Codec>) {
-        measure(packet);
+        const std::size_t bytes = measure(packet);
+        const bool sent = !flagged(packet);
+        if (sent && bytes != wire_bytes(g.count, x)) {
+          throw argument_error("heddle::compress: damaged packet of " + std::to_string(bytes) + " bytes for " +
+                               std::to_string(g.count) + " elements");
+        }
         std::vector<float> v((std::min)(codec_.block, g.count));
         for (std::size_t begin = 0, n = 0; begin < g.count; begin += n) {
           n = (std::min)(codec_.block, g.count - begin);
           float* const kept = e + begin;
           take(g.subslice(begin, n), factor, &kept, x, v.data(), -1.0f);  // -v, to which add_block() can add
-          if (!flagged(packet)) codec_.add_block(packet.data + head, begin, n, g.count, v.data());
+          if (sent) codec_.add_block(packet.data + head, begin, n, g.count, v.data());
           for (std::size_t i = 0; i < n; ++i) kept[i] = -v[i];
         }
       } else if constexpr (takes_off<Codec>) {
