@@ -178,3 +178,29 @@ TEST_CASE("bucket sizes by the model are near the best of all sizes") {
   CHECK(hd::bucket_bytes(hd::ring{}, 1, n, l) == n);  // nothing to hide
   CHECK(hd::bucket_bytes(hd::ring{}, 8, 0, l) == 1);
 }
+
+TEST_CASE("buckets that cut tensors hold every byte once, and close where they are full") {
+  for (unsigned seed = 0; seed < 50; ++seed) {
+    const model m = random_model(seed, 1 + seed);
+    std::vector<std::size_t> bytes;
+    std::size_t total = 0;
+    for (const std::size_t n : m.counts) total += bytes.emplace_back(n * 4);
+    const hd::buckets rule{.first = 1 + seed * 7, .cap = 200 + seed * 40, .split = true};
+    std::size_t end = total;  // of what isn't in a bucket yet, tensors being one after the other
+    bool good = true, first = true;
+    for (const hd::bucket& b : rule.plan(bytes)) {
+      std::size_t begin = 0, stop = 0;
+      for (std::size_t i = 0; i < b.first; ++i) begin += bytes[i];
+      for (std::size_t i = 0; i < b.last; ++i) stop += bytes[i];
+      good &= b.first < b.last && b.skip % 128 == 0 && b.skip <= bytes[b.first] && b.cut <= bytes[b.last - 1];
+      begin += b.skip;
+      stop -= b.cut;
+      const std::size_t limit = first ? rule.first : rule.cap, size = stop - begin;
+      good &= stop == end && (begin == 0 || (size >= limit && size < limit + 128));
+      end = begin;
+      first = false;
+    }
+    CHECK(good);
+    CHECK(end == 0);
+  }
+}

@@ -19,6 +19,8 @@ inline namespace v0 {
 struct bucket {
   std::size_t first = 0;  ///< First tensor.
   std::size_t last = 0;   ///< One past the last tensor.
+  std::size_t skip = 0;   ///< Bytes at the begin of the first tensor that travel in a later bucket; 0: none.
+  std::size_t cut = 0;    ///< Bytes at the end of the last tensor that travel in an earlier bucket; 0: none.
 };
 
 /// @brief Elements [begin, begin + count) of a tensor, and where they are in the buffer of their bucket.
@@ -55,29 +57,35 @@ constexpr std::size_t bucket_padding(int ranks) noexcept { return std::lcm(stati
 /// @brief How tensors are grouped into messages.
 ///
 /// Buckets are runs of neighbouring tensors from the last to the first, since backward finishes the last layers first.
-/// A bucket closes when it has reached its size, so a tensor is never cut and one larger than the cap makes a bucket
-/// of its own length. The first bucket is small, so that communication begins early.
+/// A bucket closes when it has reached its size: a tensor is not cut, and one larger than the cap makes a bucket of its
+/// own length; with `split` it is cut there. The first bucket is small, so that communication begins early.
 /// Source: the rule of PyTorch's DistributedDataParallel (1 MiB, then 25 MiB).
 struct buckets {
   std::size_t first = 1u << 20;  ///< Bytes at which the first bucket closes, above 0.
   std::size_t cap = 25u << 20;   ///< Bytes at which every later one closes, above 0.
+  bool split = false;            ///< Whether tensors are cut where a bucket is full, at a multiple of 128 bytes.
 
-  /// @brief The buckets in launch order; every tensor is in exactly one.
+  /// @brief The buckets in launch order; every tensor is in exactly one, with `split` every byte is.
   /// @param bytes Size of each tensor in bytes; 0 is legal.
   /// Throws: argument_error if a limit is 0.
   template <class Bucket = bucket> std::vector<Bucket> plan(std::span<const std::size_t> bytes) const {
     if (first == 0 || cap == 0) throw argument_error("heddle::buckets: first and cap must be above 0 bytes");
     std::vector<Bucket> all;
-    std::size_t size = 0, last = bytes.size();
+    std::size_t size = 0, last = bytes.size(), cut = 0;  // of the bucket that is open
     for (std::size_t i = bytes.size(); i-- > 0;) {
-      size += bytes[i];
-      if (size >= (all.empty() ? first : cap)) {
-        all.push_back({i, last});
-        last = i;
+      std::size_t left = bytes[i];
+      for (std::size_t limit; size + left >= (limit = all.empty() ? first : cap);) {
+        const std::size_t skip = split ? (size + left - limit) / 128 * 128 : 0;
+        all.push_back({i, last, skip, cut});
+        last = skip ? i + 1 : i;
+        cut = skip ? bytes[i] - skip : 0;
         size = 0;
+        left = skip;
+        if (left == 0) break;
       }
+      size += left;
     }
-    if (last > 0) all.push_back({0, last});
+    if (last > 0) all.push_back({0, last, 0, cut});
     return all;
   }
 

@@ -49,9 +49,12 @@ template <class Strategy, class Comm> class averager : public exchange_kind<Stra
         dense_(all_, ranges_),
         held_(all_, ranges_),
         work_(job_runner{this}, plan.lanes, comm.size() > 1 && threads(comm)) {
-    bucket_of_.resize(tensors.size());
+    buckets_of_.resize(tensors.size(), {ranges_.size(), 0});
     for (const bucket b : ranges_) {
-      for (std::size_t i = b.first; i < b.last; ++i) bucket_of_[i] = buckets_.size();
+      for (std::size_t i = b.first; i < b.last; ++i) {
+        buckets_of_[i].first = (std::min)(buckets_of_[i].first, buckets_.size());
+        buckets_of_[i].last = buckets_.size() + 1;
+      }
       buckets_.push_back({.range = b});
     }
   }
@@ -63,8 +66,8 @@ template <class Strategy, class Comm> class averager : public exchange_kind<Stra
     for (std::size_t k = 1; k < all_.plan().lanes; ++k) duplicates_.push_back(comm_.duplicate());
   }
   const std::vector<announcement>& announced() const noexcept { return announce_.all(); }
-  bool all_joined() const noexcept { return all_joined_; }
-  bool any_joined() const noexcept { return any_joined_; }
+  bool all_joined() const noexcept { return agreed_.all_joined; }
+  bool any_joined() const noexcept { return agreed_.any_joined; }
   // What the compressor keeps; empty without packets.
   std::optional<held_type>& holding() noexcept { return all_.held(); }
   // Whether tensor i is compressed in the first step after a checkpoint.
@@ -100,7 +103,7 @@ template <class Strategy, class Comm> class averager : public exchange_kind<Stra
   // Float parameters, for compressors that look at them.
   void parameters(std::vector<const float*> all) { all_.parameters(std::move(all)); }
   // Local steps that ranks skipped for an infinity before this exchange.
-  bool any_bad() const noexcept { return any_bad_; }
+  bool any_bad() const noexcept { return agreed_.any_bad; }
   double exposed_seconds() const { return work_.exposed_seconds(); }
   heddle::report report(heddle::report r) const {
     const traffic t = comm_.sent();
@@ -138,7 +141,7 @@ template <class Strategy, class Comm> class averager : public exchange_kind<Stra
 
   // Tensor i is final. Buckets leave in registered order, whichever is complete first.
   void ready(std::size_t i) {
-    --buckets_[bucket_of_[i]].missing;
+    for (std::size_t b = buckets_of_[i].first; b < buckets_of_[i].last; ++b) --buckets_[b].missing;
     while (next_ < buckets_.size() && buckets_[next_].missing == 0) work_.push(++next_);
   }
 
@@ -149,9 +152,9 @@ template <class Strategy, class Comm> class averager : public exchange_kind<Stra
   }
 
   // After wait(): whether anybody had samples; and whether, besides, every value that arrived is finite.
-  bool counted() const noexcept { return weights_ > 0.0; }
+  bool counted() const noexcept { return agreed_.weights > 0.0; }
   bool counts() const noexcept {
-    bool good = weights_ > 0.0;
+    bool good = counted();
     for (const one& b : buckets_) good &= b.finite;
     return good;
   }
@@ -216,48 +219,21 @@ template <class Strategy, class Comm> class averager : public exchange_kind<Stra
     if constexpr (plans_by_topology<std::remove_cvref_t<decltype(Strategy::buckets)>, topology_type>)
       return rule.plan(all_.plan().topology, comm_.size(), bytes, sizeof(typename kind::wire));
     else
-      return rule.plan(bytes);
+      return planned_buckets<kind::cuts>(rule, bytes);
   }
 
   void open() {
-    const std::vector<announcement>& announced = announce_(comm_, announcement_);
-    double most = 0.0;
-    weights_ = 0.0;
-    any_joined_ = any_bad_ = false;
-    all_joined_ = true;
-    for (std::size_t r = 0; r < announced.size(); ++r) {
-      const announcement& a = announced[r];
-      const bool apart = a.exchange != announcement_.exchange || a.step != announcement_.step ||
-                         (a.clock != announcement_.clock && !a.joined && !announcement_.joined);
-      if (apart) {
-        const auto where = [](const announcement& x) {
-          return "exchange " + std::to_string(x.exchange) + ", step " + std::to_string(x.step) + ", local step " +
-                 std::to_string(x.clock);
-        };
-        throw comm_error("data_parallel", comm_.rank(), static_cast<int>(r),
-                         "this rank is in " + where(announcement_) + ", rank " + std::to_string(r) + " in " + where(a));
-      }
-      if (a.loss_scale != announcement_.loss_scale) {
-        throw comm_error("data_parallel", comm_.rank(), static_cast<int>(r),
-                         "this rank's loss scale is " + std::to_string(announcement_.loss_scale) + ", rank " +
-                             std::to_string(r) + "'s is " + std::to_string(a.loss_scale));
-      }
-      if (announcement_.joined && !a.joined) all_.held_scale(a.held_scale);  // the same on all of these
-      any_bad_ |= a.bad != 0;
-      weights_ += a.samples;
-      most = (std::max)(most, a.samples);
-      any_joined_ |= a.joined != 0;
-      all_joined_ &= a.joined != 0;
-    }
-    all_.weigh(announcement_.samples, most, weights_);
+    agreed_ = agree(announce_(comm_, announcement_), announcement_, comm_.rank());
+    all_.held_scale(agreed_.held_scale);
+    all_.weigh(announcement_.samples, agreed_.most, agreed_.weights);
   }
 
   void run(std::size_t bucket, counting<Comm>& comm) {
     one& b = buckets_[bucket];
     std::size_t dense = 0;
     for (std::size_t i = b.range.first; i < b.range.last; ++i) {
-      if constexpr (!kind::as_they_are) all_.prepare(i);
-      if (!all_.sends(i)) dense += all_.count(i);
+      if constexpr (!kind::as_they_are) all_.prepare(i, all_.part(b.range, i));
+      if (!all_.sends(i)) dense += all_.part(b.range, i).count;
     }
     b.finite = !(dense || !holds) || dense_.run(bucket, dense, comm);
     if constexpr (has_fits_dense<carrier_type>) {
@@ -293,7 +269,7 @@ template <class Strategy, class Comm> class averager : public exchange_kind<Stra
   dense_exchange<Strategy, Comm> dense_;
   held_exchange held_;
   std::vector<one> buckets_;
-  std::vector<std::size_t> bucket_of_;  // of each tensor
+  std::vector<bucket> buckets_of_;  // of each tensor
   std::size_t next_ = 0;
   bool late_ = false;         // packets are to be made after backward
   bool steps_dense_ = false;  // means of tensors that travelled dense wait for step_dense()
@@ -301,8 +277,7 @@ template <class Strategy, class Comm> class averager : public exchange_kind<Stra
   tell_plan<announcement, counting<Comm>> announce_;
   tell_plan<double, counting<Comm>> tell_number_;
   std::vector<counting<Comm>> duplicates_;
-  double weights_ = 0.0;  // sum of all ranks' samples
-  bool any_joined_ = false, all_joined_ = false, any_bad_ = false;
+  agreement agreed_{.all_joined = false};
   struct job_runner {
     averager* self;
     void operator()(std::size_t job, std::size_t lane) const {

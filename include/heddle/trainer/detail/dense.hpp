@@ -52,12 +52,12 @@ template <class Strategy, class Comm> class dense_exchange {
     std::size_t at = 0;
     for (std::size_t k = pieces_.empty() ? 0 : buckets_.size(); k < buckets_.size(); ++k) {
       one& b = buckets_[k];
-      const auto [first, last] = b.range;
       b.first_piece = pieces_.size();
       cut(
-          owned_of(b), first, last, [&](std::size_t i) { return all_.count(i); },
+          owned_of(b), b.range.first, b.range.last, [&](std::size_t i) { return all_.part(b.range, i).count; },
           [&](piece p) {
             if (shards && !p.own) return;
+            p.begin += all_.part(b.range, p.tensor).begin;
             p.bucket = k;
             p.state = shards ? at : all_.offset(p.tensor) + p.begin;
             at += p.count;
@@ -86,8 +86,10 @@ template <class Strategy, class Comm> class dense_exchange {
     }
     b.reduce->all_gather(comm, b.parameters.data());
     const element* from = b.parameters.data();
-    for (std::size_t i = b.range.first; i < b.range.last; from += all_.count(i++)) {
-      std::copy_n(from, all_.count(i), parameter(i));
+    for (std::size_t i = b.range.first; i < b.range.last; ++i) {
+      const interval part = all_.part(b.range, i);
+      std::copy_n(from, part.count, parameter(i) + part.begin);
+      from += part.count;
     }
   }
 
@@ -137,9 +139,10 @@ template <class Strategy, class Comm> class dense_exchange {
     if (!run) b.elements.resize(count);
     element* const start = run ? run : b.elements.data();
     std::size_t at = 0;
-    for (std::size_t i = b.range.first; i < b.range.last; at += all_.count(i++)) {
-      const std::size_t n = all_.count(i);
-      if (!run) std::copy_n(all_.result(i), n, start + at);
+    for (std::size_t i = b.range.first, n; i < b.range.last; at += n, ++i) {
+      const interval part = all_.part(b.range, i);
+      n = part.count;
+      if (!run) std::copy_n(all_.result(i) + part.begin, n, start + at);
       if (all_.weight() == 0.0f)
         std::fill_n(start + at, n, element(0.0f));
       else if (all_.weight() != 1.0f)
@@ -147,8 +150,11 @@ template <class Strategy, class Comm> class dense_exchange {
     }
     reduce(b, comm, start);
     at = 0;
-    for (std::size_t i = b.range.first; !run && i < b.range.last; at += all_.count(i++))
-      std::copy_n(start + at, all_.count(i), all_.result(i));
+    for (std::size_t i = b.range.first; !run && i < b.range.last; ++i) {
+      const interval part = all_.part(b.range, i);
+      std::copy_n(start + at, part.count, all_.result(i) + part.begin);
+      at += part.count;
+    }
     bool finite = true;
     if constexpr (!shards)
       all_.each_block(start, count, [&](const float* x, std::size_t n) { finite &= all_finite(x, n); });
@@ -163,18 +169,24 @@ template <class Strategy, class Comm> class dense_exchange {
     }
   }
 
+  // What travels of tensor i in a bucket.
+  slice<float> gradient(const one& b, std::size_t i) const {
+    const interval part = all_.part(b.range, i);
+    return all_.gradient(i).subslice(part.begin, part.count);
+  }
+
   // The elementwise part: encode, all-reduce with mean or its first half, decode.
   bool average(one& b, counting<Comm>& comm) {
     bool in_place = std::is_same_v<wire, float>;
     for (std::size_t i = b.range.first; i < b.range.last; ++i) in_place &= !all_.sends(i) || !all_.count(i);
     float* start = nullptr;
     if constexpr (kind::widens)
-      start = in_place ? all_.gradient(b.range.first).data : nullptr;
+      start = in_place ? gradient(b, b.range.first).data : nullptr;
     else if constexpr (!kind::mixes)
       start = in_place ? all_.run_of(b.range, &tensor::gradient) : nullptr;
     if (start) {
       for (std::size_t i = b.range.first; i < b.range.last; ++i) {
-        const slice<float> g = all_.gradient(i);
+        const slice<float> g = gradient(b, i);
         if (all_.factor(i) != 1.0f) convert_scaled(g.data, g.data, g.count, all_.factor(i));
       }
       reduce(b, comm, start);
@@ -199,7 +211,7 @@ template <class Strategy, class Comm> class dense_exchange {
     std::size_t at = 0;
     for (std::size_t i = b.range.first; i < b.range.last; ++i) {
       if (all_.sends(i)) continue;
-      const slice<float> g = all_.gradient(i);
+      const slice<float> g = gradient(b, i);
       codec.encode(g, b.elements.data() + at, all_.factor(i) / all_.rest());
       at += g.count;
     }
@@ -218,7 +230,7 @@ template <class Strategy, class Comm> class dense_exchange {
       at = 0;
       for (std::size_t i = b.range.first; i < b.range.last; ++i) {
         if (all_.sends(i)) continue;
-        const slice<float> g = all_.gradient(i);
+        const slice<float> g = gradient(b, i);
         decode(g, at);
         finite &= all_finite(g.data, g.count);
         at += g.count;

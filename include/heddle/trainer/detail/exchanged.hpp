@@ -19,6 +19,12 @@ namespace detail {
 // A type that cast<> takes, where nothing is cast.
 template <class Element> using narrow_or_bf16 = std::conditional_t<std::is_same_v<Element, float>, bfloat16, Element>;
 
+// The elements of tensor i, which has `count`, that travel in a bucket that was planned for floats.
+inline interval part_of_bucket(const bucket& b, std::size_t i, std::size_t count) noexcept {
+  const std::size_t begin = i == b.first ? b.skip / sizeof(float) : 0;
+  return {begin, count - begin - (i + 1 == b.last ? b.cut / sizeof(float) : 0)};
+}
+
 // What follows from a strategy for the exchange of gradients. Some of its names are there to depend on the strategy, so
 // that a file that trains nothing doesn't pay for what they need of the vectors.
 template <class Strategy> struct exchange_kind {
@@ -36,6 +42,9 @@ template <class Strategy> struct exchange_kind {
   static constexpr bool packets = packet_compressor<carrier_type>;
   static constexpr bool reduces = reducing_compressor<carrier_type>;
   static constexpr bool holds = packets || reduces;
+  static constexpr bool transforms =
+      !std::is_same_v<std::remove_cvref_t<decltype(Strategy::compressor)>, compressor_type>;
+  static constexpr bool cuts = !holds && !transforms;  // whether tensors may be in several buckets
   static constexpr bool shards_held = shards_packets<compressor_type>;
   static constexpr bool shards = shards_optimizer<mode_type>;
   using element = typename std::remove_cvref_t<decltype(Strategy::precision)>::element;
@@ -64,6 +73,15 @@ template <class Strategy> struct exchange_kind {
                                : "what this compressor sends is added up after a limit would have to be known";
 };
 
+// Throws argument_error if tensors are to be cut where what travels is made of whole ones.
+template <bool Cuts> std::vector<bucket> planned_buckets(const buckets& rule, const std::vector<std::size_t>& bytes) {
+  if (rule.split && !Cuts)
+    throw argument_error(
+        "heddle::data_parallel: .buckets has split set, allowed only where .compressor is elementwise "
+        "without a transform, such as none{} or cast<>{}: others send whole tensors");
+  return rule.plan(bytes);
+}
+
 // The tensors of an exchange: their gradients, what is held of them, and what transforms and compressors are told.
 template <class Strategy> class exchanged {
  public:
@@ -91,9 +109,11 @@ template <class Strategy> class exchanged {
   std::size_t count(std::size_t i) const noexcept { return tensors_[i].count; }
   std::size_t offset(std::size_t i) const noexcept { return offsets_[i]; }
   float factor(std::size_t i) const noexcept { return factors_[i]; }
+  // The elements of tensor i that travel in a bucket.
+  interval part(const bucket& b, std::size_t i) const noexcept { return part_of_bucket(b, i, tensors_[i].count); }
   std::size_t elements_of(const bucket& b) const noexcept {
     std::size_t n = 0;
-    for (std::size_t i = b.first; i < b.last; ++i) n += tensors_[i].count;
+    for (std::size_t i = b.first; i < b.last; ++i) n += part(b, i).count;
     return n;
   }
 
@@ -108,6 +128,8 @@ template <class Strategy> class exchanged {
   void weigh(double samples, double most, double sum) noexcept {
     weight_ = most > 0.0 ? static_cast<float>(samples / most) : 0.0f;
     rest_ = most > 0.0 ? static_cast<float>(most * ranks_ / sum) : 1.0f;
+    std::fill(factors_.begin(), factors_.end(),
+              weight_ == 0.0f ? 1.0f : weight_ * rest_);  // unless transforms change it
   }
   void held_scale(float x) noexcept { context_.held_scale = x; }
   float weight() const noexcept { return weight_; }
@@ -132,18 +154,21 @@ template <class Strategy> class exchanged {
   float unscale() const noexcept { return kind::as_they_are ? rest_ / loss_scale_ : 1.0f; }
 
   // Unscales the gradient of tensor i into floats, where these are this object's.
-  void widen(std::size_t i, float scale) const {
+  void widen(std::size_t i, float scale) const { widen(i, scale, {0, tensors_[i].count}); }
+  void widen(std::size_t i, float scale, interval part) const {
     if constexpr (kind::widens) {
-      const slice<float> g = gradient(i);
-      convert_scaled(static_cast<const element*>(tensors_[i].gradient), g.data, g.count, 1.0f / scale);
+      convert_scaled(static_cast<const element*>(tensors_[i].gradient) + part.begin, gradient(i).data + part.begin,
+                     part.count, 1.0f / scale);
     }
   }
-  // Makes the gradient of tensor i and its factor what compressors are given.
-  void prepare(std::size_t i) {
-    const slice<float> g = gradient(i);
-    if (kind::of_gradients) widen(i, loss_scale_);
+  // Makes a part of the gradient of tensor i, and its factor, what compressors are given. Where there are transforms,
+  // the part is all of it.
+  void prepare(std::size_t i, interval part) {
+    const slice<float> g = gradient(i).subslice(part.begin, part.count);
+    if (kind::of_gradients) widen(i, loss_scale_, part);
     if (weight_ == 0.0f) std::fill(g.begin(), g.end(), 0.0f);  // a rank without samples; its memory may hold anything
-    factors_[i] = weight_ == 0.0f ? 1.0f : scale_of(plan_.compressor, g, weight_ * rest_, context_of(i));
+    if (kind::transforms && weight_ != 0.0f)
+      factors_[i] = scale_of(plan_.compressor, g, weight_ * rest_, context_of(i));
   }
 
   // f(floats, n) for blocks of a run of results, unscaled.
@@ -164,11 +189,12 @@ template <class Strategy> class exchanged {
   element* run_of(const bucket& b, void* tensor::* memory) const {
     element *start = nullptr, *end = nullptr;
     for (std::size_t i = b.first; i < b.last; ++i) {
-      if (tensors_[i].count == 0) continue;
-      element* const here = static_cast<element*>(tensors_[i].*memory);
+      const interval p = part(b, i);
+      if (p.count == 0) continue;
+      element* const here = static_cast<element*>(tensors_[i].*memory) + p.begin;
       if (start && here != end) return nullptr;
       if (!start) start = here;
-      end = here + tensors_[i].count;
+      end = here + p.count;
     }
     return start;
   }

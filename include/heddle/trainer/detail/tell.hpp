@@ -31,6 +31,44 @@ struct announcement {
 };
 static_assert(sizeof(announcement) == 72, "docs/trainer.md states it");
 
+// What all ranks know of an exchange when it has opened.
+struct agreement {
+  double weights = 0.0, most = 0.0;  // of samples: the sum, and a rank's most
+  float held_scale = 1.0f;           // of those who have batches, the same on all of them
+  bool any_joined = false, all_joined = true, any_bad = false;
+};
+
+// Throws comm_error if a rank is in another exchange, or has another loss scale.
+template <class Announcement>
+agreement agree(const std::vector<Announcement>& announced, const Announcement& mine, int rank) {
+  agreement all{.held_scale = mine.held_scale};
+  for (std::size_t r = 0; r < announced.size(); ++r) {
+    const Announcement& a = announced[r];
+    const bool apart =
+        a.exchange != mine.exchange || a.step != mine.step || (a.clock != mine.clock && !a.joined && !mine.joined);
+    if (apart) {
+      const auto where = [](const Announcement& x) {
+        return "exchange " + std::to_string(x.exchange) + ", step " + std::to_string(x.step) + ", local step " +
+               std::to_string(x.clock);
+      };
+      throw comm_error("data_parallel", rank, static_cast<int>(r),
+                       "this rank is in " + where(mine) + ", rank " + std::to_string(r) + " in " + where(a));
+    }
+    if (a.loss_scale != mine.loss_scale) {
+      throw comm_error("data_parallel", rank, static_cast<int>(r),
+                       "this rank's loss scale is " + std::to_string(mine.loss_scale) + ", rank " + std::to_string(r) +
+                           "'s is " + std::to_string(a.loss_scale));
+    }
+    if (mine.joined && !a.joined) all.held_scale = a.held_scale;
+    all.any_bad |= a.bad != 0;
+    all.weights += a.samples;
+    all.most = (std::max)(all.most, a.samples);
+    all.any_joined |= a.joined != 0;
+    all.all_joined &= a.joined != 0;
+  }
+  return all;
+}
+
 // What the others step with.
 inline step_options told_options(const std::vector<announcement>& told) {
   step_options o;
