@@ -5,7 +5,8 @@
 #
 # The file has one line "// EXPECT: text" for each mistake that it shows. Without FAIL it must compile: the positive
 # twin. With -DFAIL=1 for the first line, -DFAIL=2 for the second and so on it must not, and the first error that the
-# compiler prints must contain the text: that is what a user reads.
+# compiler prints must contain the text: that is what a user reads. A line "// DEVICE" says that it needs CUDA's headers:
+# it gets those of the emulated device.
 cmake_minimum_required(VERSION 3.25)
 set(ENV{LC_ALL} C) # ASCII quotes in the messages
 file(STRINGS "${CASE}" expectations REGEX "^// EXPECT: ")
@@ -14,7 +15,11 @@ if(count EQUAL 0)
   message(FATAL_ERROR "${CASE} has no line '// EXPECT: text'")
 endif()
 
-set(compile "${CXX}" -std=c++20 -Wall -Wextra -fno-diagnostics-show-caret -I "${INCLUDE}" -S -o /dev/null)
+file(STRINGS "${CASE}" device REGEX "^// DEVICE$")
+if(device)
+  set(device -I "${INCLUDE}/../tests/emulated_device/include")
+endif()
+set(compile "${CXX}" -std=c++20 -Wall -Wextra -fno-diagnostics-show-caret -I "${INCLUDE}" ${device} -S -o /dev/null)
 execute_process(COMMAND ${compile} -Werror "${CASE}" RESULT_VARIABLE status OUTPUT_VARIABLE output
                 ERROR_VARIABLE output)
 if(NOT status EQUAL 0)

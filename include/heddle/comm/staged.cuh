@@ -60,6 +60,8 @@ template <class Comm> class staged : public detail::wrapper<Comm> {
 
   /// A duplicate in the same stream.
   staged duplicate() { return {inner_.duplicate(), stream_, staging_}; }
+  /// The stream that it works in.
+  cudaStream_t stream() const noexcept { return stream_; }
   /// Waits for the stream's work.
   void synchronize() { check("cudaStreamSynchronize", cudaStreamSynchronize(stream_)); }
 

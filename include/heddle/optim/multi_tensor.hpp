@@ -55,7 +55,7 @@ template <class Step, class Element, int Slots> struct update_table {
   std::size_t tensors, total;
   float* state;
   Step step;
-  float scale;
+  float scale, limit;
 
   HEDDLE_HD Step step_of(std::size_t tensor) const {
     Step s = step;
@@ -67,7 +67,8 @@ template <class Step, class Element, int Slots> struct update_table {
     const update_row<Element>& row = rows[tensor];
     const Step s = step_of(tensor);
     const std::size_t at = i - row.begin;
-    const float g = static_cast<float>(row.item.gradient[at]) * scale;
+    float g = static_cast<float>(row.item.gradient[at]) * scale;
+    if (limit > 0.0f) g = g > limit ? limit : g < -limit ? -limit : g;
     float* const slot = state + i;
     float* p;
     if constexpr (narrow)
@@ -210,20 +211,28 @@ class multi_tensor {
         state_(resource, q, total_ * slots * sizeof(float)),
         squares_(resource, q, has_layer_step<Rule> ? items.size() * sizeof(layer_squares) : 0) {
     if constexpr (requires { rule.check(); }) rule.check();
-    std::vector<row> rows;
-    std::size_t at = 0;
-    for (const update_item<Element>& item : items) {
-      rows.push_back({item, at});
-      begins_.push_back(at);
-      at += item.count;
-    }
-    rows.push_back({{}, at});
-    begins_.push_back(at);
-    Backend::copy(rows.data(), this->rows(), rows.size(), q);
+    begins_.push_back(0);
+    for (const update_item<Element>& item : items) begins_.push_back(begins_.back() + item.count);
+    this->items(items, q);
     Backend::fill(state(0), total_ * Rule::slots, 0.0f, q);
     if constexpr (narrow) {
       Backend::for_each(total_, detail::begin_master<Element>{this->rows(), tensors_, state(Rule::slots)}, q);
     }
+    q.synchronize();  // what clears them is done, whatever queue works on them next
+  }
+
+  /// @brief The same tensors with other factors, or at other places. Synchronises.
+  /// Throws: argument_error if their number, or a count, isn't the same.
+  void items(std::span<const update_item<Element>> items, queue_type q) {
+    bool same = items.size() == tensors_ && sum(items) == total_;
+    std::vector<row> rows;
+    for (std::size_t t = 0; same && t < tensors_; ++t) {
+      same = begins_[t] + items[t].count == begins_[t + 1];
+      rows.push_back({items[t], begins_[t]});
+    }
+    if (!same) throw argument_error("heddle::multi_tensor::items: they are other tensors than before");
+    rows.push_back({{}, total_});
+    Backend::copy(rows.data(), this->rows(), rows.size(), q);
     q.synchronize();  // the rows are on this stack
   }
 
@@ -231,6 +240,8 @@ class multi_tensor {
   std::size_t size() const noexcept { return total_; }
   /// Steps taken.
   std::size_t steps() const noexcept { return steps_; }
+  /// Goes on as if so many steps were taken: with state that was loaded.
+  void steps(std::size_t taken) noexcept { steps_ = taken; }
   /// State of a slot, all tensors one after the other, in the backend's memory; with 16-bit parameters one slot more
   /// than the rule's: the parameters in float.
   float* state(int slot) noexcept {
@@ -245,27 +256,32 @@ class multi_tensor {
 
   /// @brief One step of all tensors. @param lr Rate. @param scale Multiplies gradients: 1 over the loss scale, and a
   /// clip's factor. @param q Where the work goes.
-  void step(float lr, float scale, queue_type q) {
-    if (!(lr >= 0.0f && lr < 1e30f) || !(scale >= 0.0f && scale < 1e30f)) {
+  void step(float lr, float scale, queue_type q) { step(lr, scale, 0.0f, q); }
+  /// @brief The same, and then no gradient's magnitude is above `limit`; 0: none.
+  void step(float lr, float scale, float limit, queue_type q) {
+    if (!(lr >= 0.0f && lr < 1e30f) || !(scale >= 0.0f && scale < 1e30f) || !(limit >= 0.0f && limit < 1e30f)) {
       throw argument_error("heddle::multi_tensor::step: lr " + std::to_string(lr) + ", scale " + std::to_string(scale) +
-                           "; allowed are finite numbers of 0 or above");
+                           ", limit " + std::to_string(limit) + "; allowed are finite numbers of 0 or above");
     }
     const update_context x{.lr = lr, .step = steps_};
     if constexpr (has_element_step<Rule>) {
       const auto one = rule_.element_step(x);
       using step_type = std::remove_const_t<decltype(one)>;
-      Backend::for_each(total_, detail::update_one<step_type, Element, Rule::slots>{table(one, scale)}, q);
+      Backend::for_each(total_, detail::update_one<step_type, Element, Rule::slots>{table(one, scale, limit)}, q);
     } else {
       const auto one = rule_.layer_step(x);
       using step_type = std::remove_const_t<decltype(one)>;
       auto* const squares = reinterpret_cast<layer_squares*>(squares_.data());
       for (std::size_t t = 0; t < tensors_; ++t) {
-        Backend::transform_reduce(begins_[t + 1] - begins_[t], layer_squares{}, detail::add_squares{},
-                                  detail::square_one<step_type, Element, Rule::slots>{table(one, scale), begins_[t]},
-                                  squares + t, *resource_, q);
+        Backend::transform_reduce(
+            begins_[t + 1] - begins_[t], layer_squares{}, detail::add_squares{},
+            detail::square_one<step_type, Element, Rule::slots>{table(one, scale, limit), begins_[t]}, squares + t,
+            *resource_, q);
       }
-      Backend::for_each(tensors_, detail::ratio_one<step_type, Element, Rule::slots>{table(one, scale), squares}, q);
-      Backend::for_each(total_, detail::apply_one<step_type, Element, Rule::slots>{table(one, scale), squares}, q);
+      Backend::for_each(tensors_, detail::ratio_one<step_type, Element, Rule::slots>{table(one, scale, limit), squares},
+                        q);
+      Backend::for_each(total_, detail::apply_one<step_type, Element, Rule::slots>{table(one, scale, limit), squares},
+                        q);
     }
     ++steps_;
   }
@@ -282,8 +298,9 @@ class multi_tensor {
     }
     return n;
   }
-  template <class Step> detail::update_table<Step, Element, Rule::slots> table(const Step& one, float scale) noexcept {
-    return {rows(), tensors_, total_, state(0), one, scale};
+  template <class Step>
+  detail::update_table<Step, Element, Rule::slots> table(const Step& one, float scale, float limit) noexcept {
+    return {rows(), tensors_, total_, state(0), one, scale, limit};
   }
   const row* rows() const noexcept { return reinterpret_cast<const row*>(table_.data()); }
   row* rows() noexcept { return reinterpret_cast<row*>(table_.data()); }

@@ -30,6 +30,9 @@ inline namespace v0 {
 /// Throws: argument_error on wrong use, with no state changed; comm_error when a peer fails or does something else.
 /// @tparam Strategy A heddle::strategy. @tparam Comm A communicator. @tparam Optimizer An update rule.
 template <class Strategy, class Comm, class Optimizer> class data_parallel {
+  static_assert(!stream_ordered<Comm>,
+                "heddle::data_parallel: this communicator works in a stream; include heddle/trainer/data_parallel.cuh, "
+                "which trains tensors of its device, or put it in hosted{}; see docs/trainer.md");
   using kind = detail::training_kind<Strategy, Comm, Optimizer>;
   using averager = typename kind::averager_type;
   template <class Element> using list = typename averager::template list<Element>;
@@ -246,7 +249,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     bad_ = mine.counts.bad;
     detail::restore(mine, tensors_, visitor());
     if constexpr (averager::holds) average_->holding()->restore();
-    for (std::size_t k = 0; shards && k < held_slots; ++k)
+    for (std::size_t k = 0; shards && k != held_slots; ++k)
       std::copy_n(state.values(k), state.elements(), update_.state(k, 0));
     if constexpr (mixes) {
       round_masters();
@@ -279,7 +282,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   // Every float that a checkpoint holds of tensor i: f(pointer, what it is).
   template <class Function> void each_state(std::size_t i, Function&& f) {
     if constexpr (!(mixes && shards)) f(masters_[i], detail::state_kind::parameter);
-    for (std::size_t k = 0; !shards && k < slots; ++k) f(update_.state(k, whole_[i].state), detail::state_kind::rule);
+    for (std::size_t k = 0; !shards && k != slots; ++k) f(update_.state(k, whole_[i].state), detail::state_kind::rule);
     if constexpr (!averages_gradients) f(drift_.agreed(whole_[i].state), detail::state_kind::agreed);
     if constexpr (!averages_gradients && drift_type::has_momentum)
       f(drift_.momentum(whole_[i].state), detail::state_kind::rule);

@@ -45,6 +45,12 @@ template <class Comm> class wrapper {
     inner_.copy(to, from, bytes);
   }
   /// Forwards.
+  auto stream() const
+    requires requires(const Comm& c) { c.stream(); }
+  {
+    return inner_.stream();
+  }
+  /// Forwards.
   void synchronize()
     requires requires(Comm& c) { c.synchronize(); }
   {

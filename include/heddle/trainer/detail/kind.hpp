@@ -22,17 +22,18 @@ template <class Strategy, class Comm, class Optimizer> struct training_kind {
   static_assert(std::remove_cvref_t<decltype(Strategy::mode)>::averages != average::server,
                 "heddle::data_parallel: .mode needs servers; include heddle/trainer/server.hpp, see docs/mode.md");
   using averager_type = averager<Strategy, Comm>;
+  using exchange_type = exchange_kind<Strategy>;
   static constexpr bool moves_momentum =
-      averager_type::of_gradients && owns_momentum<typename averager_type::compressor_type>;
+      exchange_type::of_gradients && owns_momentum<typename exchange_type::compressor_type>;
   static_assert(
       !moves_momentum || std::is_same_v<Optimizer, sgd>,
       "heddle::data_parallel: this compressor corrects momentum, so the optimizer must be sgd; see docs/compress.md");
-  static_assert(averager_type::of_gradients || !has_derived_parameter<Optimizer>,
+  static_assert(exchange_type::of_gradients || !has_derived_parameter<Optimizer>,
                 "heddle::data_parallel: this update rule makes parameters of its own state, so .mode must average "
                 "gradients, such as every_step{}; see docs/optim.md");
   using rule_type = std::conditional_t<moves_momentum, sgd, Optimizer>;  // sgd{}: the compressor has done the rest
   static constexpr std::size_t slots = moves_momentum ? 0 : static_cast<std::size_t>(Optimizer::slots);
-  static constexpr std::size_t held_slots = slots + averager_type::mixes;  // the last one: parameters in float
+  static constexpr std::size_t held_slots = slots + exchange_type::mixes;  // the last one: parameters in float
 
   static rule_type applied(const Optimizer& rule) {
     if constexpr (moves_momentum)
@@ -55,7 +56,7 @@ template <class Strategy, class Comm, class Optimizer> struct training_kind {
   // What a checkpoint of this kind holds: the same names and slots, or it can't be loaded.
   static std::string signature(const Strategy& plan, const Optimizer& rule) {
     return name_or(plan.mode, "mode") + ", " + name_or(plan.compressor, "compressor") + " with " +
-           std::to_string(averager_type::slots) + " slots, " + name_or(rule, "rule") + " with " +
+           std::to_string(exchange_type::slots) + " slots, " + name_or(rule, "rule") + " with " +
            std::to_string(slots) + " slots, " + name_or(plan.precision, "precision");
   }
 };

@@ -55,15 +55,18 @@ template <class Element> class open_step {
     ready_[i] = 1;
   }
 
-  // Ends the step: tensors that were never ready become zero, then f(i) is called; or argument_error, where that is what
-  // to do with them.
+  // Ends the step: tensors that were never ready become zero, then f(i) is called; or argument_error, where that is
+  // what to do with them. `zero` says how a tensor's gradient becomes zero.
   template <class Function> void close(Function&& f) {
+    close([](const tensor& t) { std::fill_n(static_cast<Element*>(t.gradient), t.count, Element(0.0f)); }, f);
+  }
+  template <class Zero, class Function> void close(Zero&& zero, Function&& f) {
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       if (ready_[i]) continue;
       if (missing_ == unused::error)
         throw argument_error("heddle::data_parallel::step: tensor \"" + tensors_[i].name +
                              "\" was never ready in this step; allowed with unused::treat_as_zero");
-      std::fill_n(static_cast<Element*>(tensors_[i].gradient), tensors_[i].count, Element(0.0f));
+      zero(tensors_[i]);
       ready_[i] = 1;
       f(i);
     }

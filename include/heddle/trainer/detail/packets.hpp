@@ -30,14 +30,16 @@ template <class Strategy, class Comm> class packet_exchange {
       b.range = range;
       if constexpr (shards_held) lay_out_shards(b);
       for (std::size_t i = range.first; i < range.last; ++i) {
-        if (!shards_held || !all_.sends(i)) {
-          parts.push_back({i, 0, all_.count(i), static_cast<std::size_t>(all_.ranks()), extra(all_.count(i))});
-          continue;
+        if constexpr (shards_held) {
+          if (all_.sends(i)) {
+            for (const piece& p : b.parts[rank()]) {
+              if (p.tensor == i)
+                parts.push_back({i, p.begin, p.count, static_cast<std::size_t>(senders()), extra(p.count)});
+            }
+            continue;
+          }
         }
-        for (const piece& p : b.parts[rank()]) {
-          if (p.tensor == i)
-            parts.push_back({i, p.begin, p.count, static_cast<std::size_t>(senders()), extra(p.count)});
-        }
+        parts.push_back({i, 0, all_.count(i), static_cast<std::size_t>(all_.ranks()), extra(all_.count(i))});
       }
     }
     all_.hold(std::move(parts));

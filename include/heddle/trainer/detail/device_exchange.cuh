@@ -1,0 +1,416 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heddle/collective/all_reduce.cuh>
+#include <heddle/comm/counting.hpp>
+#include <heddle/comm/hosted.cuh>
+#include <heddle/trainer/detail/checkpoint.hpp>
+#include <heddle/trainer/detail/device_forms.cuh>
+#include <heddle/trainer/detail/exchanged.hpp>
+#include <heddle/trainer/detail/worker.hpp>
+
+#include <optional>
+
+namespace heddle {
+inline namespace v0 {
+namespace detail {
+
+/// @cond
+// to[i] = from[i] * factor; *bad becomes 1 where that isn't finite. In place, too.
+template <class From, class To> struct convert_checked {
+  const From* from;
+  To* to;
+  float factor;
+  unsigned* bad;
+  __device__ void operator()(std::size_t i) const {
+    const To x = static_cast<To>(static_cast<float>(from[i]) * factor);
+    to[i] = x;
+    if (!is_finite(static_cast<float>(x))) atomicOr(bad, 1u);
+  }
+};
+template <class Element> struct look_at {
+  const Element* from;
+  unsigned* bad;
+  __device__ void operator()(std::size_t i) const {
+    if (!is_finite(static_cast<float>(from[i]))) atomicOr(bad, 1u);
+  }
+};
+/// @endcond
+
+// What `averager` is on the host, over tensors of a device: bucket by bucket, in the communicator's stream, from a
+// thread of its own, so that neither the program nor its streams wait before settle().
+template <class Strategy, class Comm> class device_exchange {
+  using kind = exchange_kind<Strategy>;
+  using element = typename kind::element;
+  using gradient_type = typename kind::gradient_type;
+  using wire = typename kind::wire;
+  using counted_type = counting<Comm>;
+  using control_type = hosted<counted_type>;
+  template <class Value> using list = std::vector<typename dependent<Value, Strategy>::type>;
+
+ public:
+  device_exchange(const Strategy& plan, Comm& comm, const std::vector<tensor>& tensors)
+      : plan_(plan),
+        control_(counted_type(comm.duplicate())),
+        queue_{control_.inner().stream()},
+        tensors_(tensors),
+        form_(last_of(plan_.compressor), control_.size(), control_.rank(), tensors_, queue_),
+        flag_(queue_.stream),
+        ready_(tensors.size()),
+        buckets_of_(tensors.size()),
+        work_(job_runner{this}, 1, control_.size() > 1 && threads(comm)) {
+    check_cuda("data_parallel", cudaGetDevice(&device_));
+    check_cuda("data_parallel", flag_.reserve(sizeof(unsigned)));
+    cut_buckets();
+  }
+  device_exchange(const device_exchange&) = delete;
+  device_exchange& operator=(const device_exchange&) = delete;
+
+  // For messages between hosts: what is checked, agreed on, saved.
+  control_type& control() noexcept { return control_; }
+  // For device memory.
+  counted_type& comm() noexcept { return control_.inner(); }
+  cuda::queue queue() const noexcept { return queue_; }
+  auto& form() noexcept { return form_; }
+
+  // ---- Checkpoints: what the compressor holds, on the host.
+  using held_type = held_state<host_resource>;
+  std::optional<held_type>& holding() noexcept { return mirror_; }
+  bool sends_next(std::size_t i, const counters& c) const { return sends_at(i, static_cast<std::size_t>(c.steps)); }
+  bool held_settled() { return !mirror_ || everywhere(control_, mirror_->staged_settled()); }
+  void check_strays(const std::string& directory) const {
+    if (mirror_ && mirror_->staged_strays())
+      throw file_error("heddle::data_parallel::load: " + directory +
+                       " holds back parts of tensors that aren't compressed here; load it on the host");
+  }
+  // Opens the mirror, and closes it.
+  void open_mirror() {
+    if constexpr (kind::holds) {
+      typename kind::template list<held_part> parts;
+      for (std::size_t i = 0; i < tensors_.size(); ++i)
+        parts.push_back(
+            {i, 0, tensors_[i].count, static_cast<std::size_t>(control_.size()), form_.extra(tensors_[i].count)});
+      mirror_.emplace(host_resource{}, static_cast<std::size_t>(kind::slots), std::move(parts));
+    }
+  }
+  void close_mirror() noexcept { mirror_.reset(); }
+  void pack_held(archive_writer& out, std::size_t steps) {
+    if constexpr (kind::holds) {
+      each_held([&](float* here, float* there, std::size_t n) { cuda::copy(there, here, n, queue_); });
+      for (const one& b : buckets_) {
+        form_.thresholds(b.work, b.sent, queue_, [&](std::size_t i, float from) { *extra_of(i) = from; });
+      }
+      mirror_->pack(out, [&](std::size_t i) { return steps > 0 && sends_at(i, steps - 1); });
+    }
+    static_cast<void>(out), static_cast<void>(steps);
+  }
+  void restore_held() {
+    if constexpr (kind::holds) {
+      mirror_->restore();
+      each_held([&](float* here, float* there, std::size_t n) { cuda::copy(here, there, n, queue_); });
+      for (std::size_t i = 0; i < tensors_.size(); ++i) {
+        if (form_.extra(tensors_[i].count)) form_.begin_at(i, *extra_of(i));
+      }
+      for (one& b : buckets_) b.work.forget();  // tables are made anew, from the thresholds
+      queue_.synchronize();
+    }
+  }
+  // A slot of what is held of tensor i; a copy.
+  std::vector<float> held(std::size_t i, std::size_t slot) const {
+    std::vector<float> all(tensors_[i].count);
+    if constexpr (kind::holds) {
+      cuda::copy(static_cast<const float*>(form_.state(slot, i)), all.data(), all.size(), queue_);
+      queue_.synchronize();
+    }
+    return all;
+  }
+
+  // Float parameters, for compressors that look at them.
+  void parameters(std::vector<const float*> all) { parameters_ = std::move(all); }
+
+  // Begins an exchange; see averager.
+  void begin(const announcement& mine, const encode_context& context, std::span<const float> decay_scales) {
+    announcement_ = mine;
+    context_ = context;
+    decay_scales_.assign(decay_scales.begin(), decay_scales.end());
+    for (one& b : buckets_) b.missing = b.tensors;
+    next_ = 0;
+    work_.push(0);
+  }
+
+  // The work in q so far makes tensor i final.
+  void ready(std::size_t i, cuda::queue q) {
+    under_way_ = true;
+    ready_[i].record(q);
+    for (const std::size_t b : buckets_of_[i]) --buckets_[b].missing;
+    while (next_ < buckets_.size() && buckets_[next_].missing == 0) work_.push(++next_);
+  }
+
+  // Returns when it is known who takes part; throws what the exchange threw.
+  void wait() { work_.wait(); }
+  // Returns when the averages are there and it is known whether they count.
+  void finish() {
+    work_.push(1 + buckets_.size());
+    work_.wait();
+    under_way_ = false;
+  }
+
+  const agreement& agreed() const noexcept { return agreed_; }
+  bool counts() const noexcept { return agreed_.weights > 0.0 && bad_ == 0; }
+  // What gradients are still to be multiplied by.
+  float unscale() const noexcept { return kind::as_they_are ? rest_ / announcement_.loss_scale : 1.0f; }
+
+  // If `take`, states move and gradients become what the rule is to apply, for the later work of q.
+  void settle(bool take, cuda::queue q) {
+    if constexpr (kind::holds) {
+      if (!take) return;
+      for (one& b : buckets_) {
+        for (const bucket_piece& p : b.pieces) form_.correct(facts(p.tensor), p.tensor, queue_);
+        form_.settle(
+            b.work, b.sent, [this](std::size_t i) { return facts(i); }, queue_,
+            [&](std::byte* all, std::size_t bytes) { gather(all, bytes); });
+      }
+      settled_.record(queue_);
+      q.wait(settled_);
+    }
+    static_cast<void>(take), static_cast<void>(q);
+  }
+
+  std::string executor() const {
+    std::string text = "native";
+    if constexpr (!std::is_same_v<typename kind::topology_type, native>) {
+      text = "schedule";
+      if constexpr (has_name<typename kind::topology_type>) text += ": " + plan_.topology.name();
+    }
+    return text;
+  }
+  heddle::report report(heddle::report r) {
+    const traffic t = control_.inner().sent();
+    r.bytes_sent = t.bytes;
+    r.control_bytes = t.control_bytes;
+    r.messages = t.messages;
+    r.elements_sent = elements_sent_;
+    r.state_bytes = form_.bytes();
+    r.comm_seconds = work_.busy_seconds();
+    r.exposed_seconds = work_.exposed_seconds();
+    r.executor = executor();
+    return r;
+  }
+
+ private:
+  struct one {
+    std::vector<bucket_piece> pieces;    // of what is averaged
+    std::vector<std::size_t> all, sent;  // its tensors, and those that a compressor with state sends
+    std::vector<interval> parts;         // the elements of each
+    std::size_t tensors = 0, missing = 0, count = 0;
+    gradient_type* run = nullptr;  // its elements, where these are one run of memory and travel as they are
+    stream_buffer elements;
+    device_work work;
+    std::optional<all_reduce_plan<typename kind::topology_type>> reduce{}, add{};
+
+    explicit one(cudaStream_t s) : elements(s), work(s) {}
+  };
+
+  static bool threads(const Comm& comm) {
+    if constexpr (has_progress<Comm>)
+      return comm.progress() == progress::thread;
+    else
+      return true;
+  }
+
+  bool sends_at(std::size_t i, std::size_t step) const {
+    device_facts f = facts(i);
+    f.context.step = step;
+    f.context.ranks = control_.size();
+    return form_.sends(f);
+  }
+  // f(in the mirror, on the device, count) for all that is held.
+  template <class Function> void each_held(Function&& f) {
+    float* here[kind::slots + 1];
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      mirror_->pointers(i, 0, here);
+      for (int k = 0; k < kind::slots; ++k) f(here[k], form_.state(static_cast<std::size_t>(k), i), tensors_[i].count);
+    }
+    queue_.synchronize();
+  }
+  float* extra_of(std::size_t i) {
+    float* here[kind::slots + 1];
+    mirror_->pointers(i, 0, here);
+    return here[kind::slots];
+  }
+
+  void cut_buckets() {
+    const auto& rule = plan_.buckets;
+    std::vector<std::size_t> bytes;
+    for (const tensor& t : tensors_) bytes.push_back(t.count * sizeof(float));
+    std::vector<bucket> ranges;
+    if constexpr (plans_by_topology<std::remove_cvref_t<decltype(Strategy::buckets)>, typename kind::topology_type>)
+      ranges = rule.plan(plan_.topology, control_.size(), bytes, sizeof(wire));
+    else
+      ranges = planned_buckets<kind::cuts>(rule, bytes);
+    for (const bucket& range : ranges) {
+      one& b = buckets_.emplace_back(queue_.stream);
+      for (std::size_t i = range.first; i < range.last; ++i) {
+        b.all.push_back(i);
+        b.parts.push_back(part_of_bucket(range, i, tensors_[i].count));
+        buckets_of_[i].push_back(buckets_.size() - 1);
+      }
+      b.tensors = b.all.size();
+    }
+  }
+
+  // Which tensors of a bucket are averaged in this step, and where.
+  void lay_out(one& b) {
+    const std::size_t before = b.count;
+    b.pieces.clear();
+    b.sent.clear();
+    b.count = 0;
+    b.run = nullptr;
+    bool one_run = std::is_same_v<wire, gradient_type>;
+    for (std::size_t k = 0; k < b.all.size(); ++k) {
+      const std::size_t i = b.all[k];
+      const auto [begin, n] = b.parts[k];
+      if (n == 0) continue;
+      if (form_.sends(facts(i))) {
+        b.sent.push_back(i);
+        continue;
+      }
+      auto* const here = static_cast<gradient_type*>(tensors_[i].gradient) + begin;
+      one_run &= b.pieces.empty() || b.run + b.count == here;
+      if (b.pieces.empty()) b.run = here;
+      b.pieces.push_back({i, begin, n, b.count});
+      b.count += n;
+    }
+    if (!one_run || !b.sent.empty()) b.run = nullptr;
+    if (!b.run) check_cuda("data_parallel", b.elements.reserve(b.count * sizeof(wire)));
+    if (!b.reduce || before != b.count) b.reduce.emplace(plan_.topology, control_.rank(), control_.size(), b.count);
+  }
+
+  // What compressors are told of tensor i.
+  device_facts facts(std::size_t i) const {
+    encode_context x = context_;
+    if (x.weight_decay != 0.0f) x.parameter = parameters_[i];
+    x.weight_decay *= decay_scales_.empty() ? 1.0f : decay_scales_[i];
+    x.tensor = static_cast<std::uint32_t>(i);
+    x.rank = control_.rank();
+    x.rows = tensors_[i].rows;
+    x.held_scale = agreed_.held_scale;
+    return {static_cast<float*>(tensors_[i].gradient), tensors_[i].count, weight_ * rest_, x};
+  }
+
+  // Every rank's block of so many bytes, the own one being in its place.
+  void gather(std::byte* all, std::size_t bytes) {
+    const std::vector<std::size_t> blocks(static_cast<std::size_t>(control_.size()), bytes);
+    const std::span<std::byte> data(all, bytes * blocks.size());
+    if constexpr (has_all_gather_schedule<typename kind::topology_type>)
+      all_gather(control_.inner(), plan_.topology, data, std::span<const std::size_t>(blocks));
+    else
+      all_gather(control_.inner(), ring{}, data, std::span<const std::size_t>(blocks));
+  }
+
+  void open() {
+    agreed_ = agree(announce_(control_, announcement_), announcement_, control_.rank());
+    weight_ = agreed_.most > 0.0 ? static_cast<float>(announcement_.samples / agreed_.most) : 0.0f;
+    rest_ = agreed_.most > 0.0 ? static_cast<float>(agreed_.most * control_.size() / agreed_.weights) : 1.0f;
+    cuda::fill(flag(), 1, 0u, queue_);
+  }
+
+  void run(one& b) {
+    for (const std::size_t i : b.all) queue_.wait(ready_[i]);
+    lay_out(b);
+    if constexpr (kind::holds) {
+      for (const std::size_t i : b.sent) {
+        if (weight_ == 0.0f) cuda::fill(static_cast<float*>(tensors_[i].gradient), tensors_[i].count, 0.0f, queue_);
+      }
+      const auto sum = [&](float* x, std::size_t n) {
+        if (!b.add || b.add->count() != n) b.add.emplace(plan_.topology, control_.rank(), control_.size(), n);
+        const bulk_leaf<cuda, float, heddle::sum> l(heddle::sum{}, queue_);
+        (*b.add)(control_.inner(), x, l.get());
+      };
+      elements_sent_ += form_.prepare(
+          b.work, b.sent, [this](std::size_t i) { return facts(i); }, flag(), queue_, sum,
+          [&](std::byte* all, std::size_t bytes) { gather(all, bytes); });
+    }
+    if (b.count == 0) return;
+    wire* const start = b.run ? reinterpret_cast<wire*>(b.run) : reinterpret_cast<wire*>(b.elements.data());
+    const float before = kind::as_they_are ? weight_ : b.run ? weight_ * rest_ : weight_ * rest_ / rest_;
+    for (const bucket_piece& p : b.pieces) {
+      const gradient_type* const from = static_cast<gradient_type*>(tensors_[p.tensor].gradient) + p.begin;
+      if (weight_ == 0.0f)
+        cuda::fill(start + p.offset, p.count, wire(0.0f), queue_);  // its memory may hold anything
+      else if (!b.run || before != 1.0f)
+        cuda::for_each(p.count, convert_one<gradient_type, wire>{from, start + p.offset, before}, queue_);
+    }
+    const bulk_leaf<cuda, wire, mean> l(mean{}, queue_);
+    (*b.reduce)(control_.inner(), start, l.get());
+    elements_sent_ += b.count;
+    const float after = kind::as_they_are ? 1.0f : rest_;
+    if (b.run) return cuda::for_each(b.count, look_at<wire>{start, flag()}, queue_);
+    for (const bucket_piece& p : b.pieces) {
+      gradient_type* const to = static_cast<gradient_type*>(tensors_[p.tensor].gradient) + p.begin;
+      cuda::for_each(p.count, convert_checked<wire, gradient_type>{start + p.offset, to, after, flag()}, queue_);
+    }
+  }
+
+  void close() {
+    control_.inner().copy(&bad_, flag(), sizeof bad_);
+    control_.inner().synchronize();
+    if constexpr (kind::holds) {  // compressors look at what a rank sends, not at the sum
+      for (const unsigned theirs : tell_flag_(control_, bad_)) bad_ |= theirs;
+    }
+  }
+
+  unsigned* flag() const noexcept { return reinterpret_cast<unsigned*>(flag_.data()); }
+
+  Strategy plan_;
+  control_type control_;
+  cuda::queue queue_;
+  int device_ = 0;
+  std::vector<tensor> tensors_;
+  device_form<typename kind::compressor_type> form_;
+  std::optional<held_type> mirror_;
+  stream_buffer flag_;
+  list<cuda::event> ready_;  // of each tensor
+  std::vector<std::vector<std::size_t>> buckets_of_;
+  list<one> buckets_;
+  std::size_t next_ = 0;
+  announcement announcement_;
+  encode_context context_;
+  std::vector<float> decay_scales_;
+  std::vector<const float*> parameters_;
+  tell_plan<announcement, control_type> announce_;
+  tell_plan<unsigned, control_type> tell_flag_;
+  agreement agreed_{.all_joined = false};
+  float weight_ = 1.0f, rest_ = 1.0f;
+  unsigned bad_ = 0;
+  std::uint64_t elements_sent_ = 0;
+  cuda::event settled_;
+  struct job_runner {
+    device_exchange* self;
+    void operator()(std::size_t job, std::size_t) const {
+      check_cuda("data_parallel", cudaSetDevice(self->device_));  // the communication thread's, too
+      if (job == 0)
+        self->open();
+      else if (job <= self->buckets_.size())
+        self->run(self->buckets_[job - 1]);
+      else
+        self->close();
+    }
+  };
+  bool under_way_ = false;
+  struct drain {  // nothing in the stream may use the program's memory when this has gone
+    device_exchange* self;
+    ~drain() {
+      try {
+        if (self->under_way_) self->control_.inner().synchronize();
+      } catch (...) {  // a peer has failed
+      }
+    }
+  } drain_{this};
+  worker<job_runner> work_;  // last: its thread uses everything above
+};
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace heddle

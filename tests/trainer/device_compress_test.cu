@@ -1,0 +1,86 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// data_parallel over tensors of a device with compressors that hold back, against the same training on the host.
+#include "../support/catch.hpp"
+#include "device_support.cuh"
+#include "rank_check.hpp"
+
+using namespace device_trainer;
+
+TEST_CASE("device trainer: compressors that hold back send what they send on the host") {
+  const auto plan = [](auto compressor) {
+    return hd::strategy{.topology = in_rank_order, .compressor = compressor, .buckets = tight};
+  };
+  const hd::random_k random{.density = 0.2, .dense_below = 10};
+  const hd::error_feedback top{hd::top_k{.density = 0.1, .dense_below = 10}};
+  CHECK(compare(plan(random), hd::sgd{.momentum = 0.9f}) == "");
+  CHECK(compare(plan(hd::error_feedback{random}), hd::sgd{}, 3, {.bad_step = 2}) == "");
+  CHECK(compare(plan(top), hd::sgd{.momentum = 0.9f}) == "");
+  CHECK(compare(plan(top), hd::sgd{}, 2, {.steps = 8, .bad_step = 2, .uneven = true}) == "");
+  CHECK(resume(plan(top), hd::sgd{.momentum = 0.9f}, rounding) == "");
+}
+
+TEST_CASE("device trainer: dgc in its dense phase is momentum SGD, and afterwards loses nothing", "[big]") {
+  const hd::sgd momentum{.momentum = 0.9f, .nesterov = true, .weight_decay = 0.01f};
+  const auto plan = [](const hd::dgc& c) {
+    return hd::strategy{.topology = in_rank_order, .compressor = c, .buckets = tight};
+  };
+  CHECK(compare(plan({.begin_step = 100}), momentum) == "");
+  // Without momentum each rank's gradients are what was sent and what is held: the mean of parameters at a rate of 1.
+  const hd::dgc sparse{.sparsity = 0.9, .begin_step = 1, .warmup_steps = 4, .dense_below = 10};
+  for (const course& c : {course{.steps = 12, .lr = 1e-3f}, course{.steps = 12, .lr = 1e-3f, .bad_step = 5}}) {
+    constexpr int ranks = 3;
+    std::vector<std::vector<double>> in(ranks, std::vector<double>(count)), held = in;
+    std::vector<std::vector<float>> w(ranks);
+    std::vector<std::uint64_t> sent(ranks);
+    hd::threads::run(ranks, [&](hd::threads::communicator& host) {
+      device_test::rank_device compute(0), exchange(0);
+      hd::threads::device_communicator comm(host, exchange.stream());
+      device_model<float> m(c, compute);
+      hd::data_parallel dp{plan(sparse), comm, m.tensors(), hd::sgd{}};
+      const auto r = static_cast<std::size_t>(comm.rank());
+      for (std::size_t s = 0; s < c.steps; ++s) {
+        const std::vector<float> before = m.parameters();
+        for (std::size_t t = sizes.size(); t-- > 0;) {
+          m.backward(t, comm.rank(), s, 1.0f);
+          if (comm.rank() == 1 && s == c.bad_step && t == 2) m.spoil(t);
+          m.ready(dp, t);
+        }
+        const bool skipped = m.step(dp, {.lr = c.lr}).skipped;
+        RANK_CHECK(skipped == (s == c.bad_step));
+        for (std::size_t i = 0; !skipped && i < count; ++i)
+          in[r][i] += static_cast<double>(before[i]) - static_cast<double>(goal(comm.rank(), s, i));
+      }
+      w[r] = m.parameters();
+      sent[r] = dp.report().elements_sent;
+      std::size_t at = 0;
+      for (std::size_t t = 0; t < sizes.size(); at += sizes[t++]) {
+        const std::vector<float> v = dp.held(t, 1);
+        for (std::size_t i = 0; i < v.size(); ++i) held[r][at + i] = v[i];
+      }
+    });
+    CHECK(w[1] == w[0]);
+    CHECK(w[2] == w[0]);
+    double worst = 0.0, kept = 0.0;
+    for (std::size_t i = 0; i < count; ++i) {
+      double left = 0.0, all = 0.0;
+      for (int r = 0; r < ranks; ++r) {
+        all += in[static_cast<std::size_t>(r)][i] / ranks;
+        left += held[static_cast<std::size_t>(r)][i];
+      }
+      kept += std::fabs(left);
+      worst = std::fmax(worst, std::fabs((0.5 - static_cast<double>(w[0][i])) / 1e-3 - (all - left)));
+    }
+    CHECK(worst < 2e-3);  // parameters are rounded in each step, to 3e-8 of some 0.5, and divided by the rate
+    CHECK(kept > 100.0);
+    CHECK(sent[0] < 12 * count / 2);
+  }
+  const scratch_directory here;
+  const auto run = [&](const course& c) {
+    return on_devices(plan({.sparsity = 0.9, .dense_below = 10}), momentum, 3, c, first, threads_on_a_device);
+  };
+  const auto whole = run({.save_at_3 = here.path()});
+  CHECK(run({.steps = 3, .load = here.path()})[0].w == whole[0].w);
+  CHECK_NOTHROW(on_host(plan({.sparsity = 0.9, .dense_below = 10}), momentum, 2, {.steps = 2, .load = here.path()}));
+}
