@@ -19,6 +19,9 @@ TEST_CASE("device trainer: compressors that hold back send what they send on the
   CHECK(compare(plan(top), hd::sgd{.momentum = 0.9f}) == "");
   CHECK(compare(plan(top), hd::sgd{}, 2, {.steps = 8, .bad_step = 2, .uneven = true}) == "");
   CHECK(resume(plan(top), hd::sgd{.momentum = 0.9f}, rounding) == "");
+  const auto mixed = hd::strategy{
+      .topology = in_rank_order, .compressor = top, .precision = hd::mixed<hd::bfloat16>{}, .buckets = tight};
+  CHECK(compare(mixed, hd::sgd{.momentum = 0.9f}, 3, {.bad_step = 2}, rounding ? 2e-2 : 0.0) == "");
 }
 
 TEST_CASE("device trainer: dgc in its dense phase is momentum SGD, and afterwards loses nothing", "[big]") {

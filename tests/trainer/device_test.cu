@@ -9,6 +9,8 @@
 #include <heddle/comm/staged.cuh>
 #include <heddle/optim/adamw.hpp>
 
+#include <thread>
+
 using namespace device_trainer;
 
 TEST_CASE("device trainer: float gradients of several buckets train as on the host") {
@@ -57,6 +59,30 @@ TEST_CASE("device trainer: 16-bit wires and 16-bit models train as on the host")
   CHECK(compare(mixed, hd::sgd{.momentum = 0.9f}, 3, {.bad_step = 2, .apart = true}, step) == "");
   CHECK(compare(mixed, hd::sgd{}, 3, {.max_norm = 1.0f}, 2e-3) == "");
   CHECK(resume(mixed, hd::sgd{.momentum = 0.9f}, step) == "");
+}
+
+TEST_CASE("device trainer: a bucket travels while the rest of backward isn't even enqueued") {
+  hd::threads::run({.ranks = 2, .deadline = std::chrono::seconds(20)}, [](hd::threads::communicator& host) {
+    device_test::rank_device compute(0), exchange(0);
+    hd::threads::device_communicator comm(host, exchange.stream());
+    device_model<float> m({}, compute);
+    hd::data_parallel dp{hd::strategy{.topology = in_rank_order, .buckets = tight}, comm, m.tensors(), hd::sgd{}};
+    m.backward(4, comm.rank(), 0, 1.0f);
+    m.ready(dp, 4);  // 132 bytes: the first bucket
+    const float mean = 0.5f - 0.5f * (goal(0, 0, 1008) + goal(1, 0, 1008));
+    float first = 0.0f;
+    for (int tries = 0; first != mean && tries < 20000; ++tries) {
+      hd::cuda::copy(static_cast<const float*>(m.tensors()[4].gradient), &first, 1, exchange.queue());
+      exchange.queue().synchronize();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    RANK_CHECK(first == mean);
+    for (std::size_t t = 4; t-- > 0;) {
+      m.backward(t, comm.rank(), 0, 1.0f);
+      m.ready(dp, t);
+    }
+    RANK_CHECK(!m.step(dp, {.lr = 0.1f}).skipped);
+  });
 }
 
 TEST_CASE("device trainer: checkpoints go on bit for bit, and between host and device") {

@@ -17,25 +17,26 @@ namespace heddle {
 inline namespace v0 {
 
 /// @brief A tensor of a multi_tensor, in the memory of its backend.
-/// @tparam Element float, float16 or bfloat16.
-template <class Element = float> struct update_item {
-  Element* parameter = nullptr;       ///< `count` elements, updated.
-  const Element* gradient = nullptr;  ///< `count` elements.
-  std::size_t count = 0;              ///< Number of elements; 0 is legal.
-  float lr_scale = 1.0f;              ///< Multiplies the rate.
-  float decay_scale = 1.0f;           ///< Multiplies the decay.
+/// @tparam Element float, float16 or bfloat16. @tparam Gradient The same, or float.
+template <class Element = float, class Gradient = Element> struct update_item {
+  using element = Element;             ///< Of the parameter.
+  Element* parameter = nullptr;        ///< `count` elements, updated.
+  const Gradient* gradient = nullptr;  ///< `count` elements.
+  std::size_t count = 0;               ///< Number of elements; 0 is legal.
+  float lr_scale = 1.0f;               ///< Multiplies the rate.
+  float decay_scale = 1.0f;            ///< Multiplies the decay.
 };
 
 namespace detail {
 /// @cond
-template <class Element> struct update_row {  // of the table in device memory; the last one ends it
-  update_item<Element> item;
+template <class Item> struct update_row {  // of the table in device memory; the last one ends it
+  Item item;
   std::size_t begin;
 };
 
 // Which tensor element i is of: the last row that begins at or before it and isn't empty.
-template <class Element>
-HEDDLE_HD std::size_t find_row(const update_row<Element>* rows, std::size_t tensors, std::size_t i) {
+template <class Item>
+HEDDLE_HD std::size_t find_row(const update_row<Item>* rows, std::size_t tensors, std::size_t i) {
   std::size_t low = 0, high = tensors;
   while (high - low > 1) {
     const std::size_t middle = (low + high) / 2;
@@ -49,9 +50,9 @@ HEDDLE_HD std::size_t find_row(const update_row<Element>* rows, std::size_t tens
 
 // f(tensor, its step, parameter, gradient, state...) for an element; where it `moves` the parameter, a 16-bit one is
 // written, too.
-template <class Step, class Element, int Slots> struct update_table {
-  static constexpr bool narrow = !std::is_same_v<Element, float>;
-  const update_row<Element>* rows;
+template <class Step, class Item, int Slots> struct update_table {
+  static constexpr bool narrow = !std::is_same_v<typename Item::element, float>;
+  const update_row<Item>* rows;
   std::size_t tensors, total;
   float* state;
   Step step;
@@ -64,7 +65,7 @@ template <class Step, class Element, int Slots> struct update_table {
   }
   template <class Function> HEDDLE_HD void with(std::size_t i, bool moves, const Function& f) const {
     const std::size_t tensor = find_row(rows, tensors, i);
-    const update_row<Element>& row = rows[tensor];
+    const update_row<Item>& row = rows[tensor];
     const Step s = step_of(tensor);
     const std::size_t at = i - row.begin;
     float g = static_cast<float>(row.item.gradient[at]) * scale;
@@ -82,25 +83,25 @@ template <class Step, class Element, int Slots> struct update_table {
     else
       f(tensor, s, *p, g, slot[0], slot[total]);
     if constexpr (narrow) {
-      if (moves) row.item.parameter[at] = Element(*p);
+      if (moves) row.item.parameter[at] = typename Item::element(*p);
     }
   }
 };
 
-template <class Step, class Element, int Slots> struct update_one {
+template <class Step, class Item, int Slots> struct update_one {
   struct whole {
     template <class... State>
     HEDDLE_HD void operator()(std::size_t, const Step& s, float& p, float g, State&... slots) const {
       s(p, g, slots...);
     }
   };
-  update_table<Step, Element, Slots> table;
+  update_table<Step, Item, Slots> table;
   HEDDLE_HD void operator()(std::size_t i) const { table.with(i, true, whole{}); }
 };
 
 // The halves of a layerwise rule. The first moves no state, since what adds up the squares may throw: the second makes
 // the same move once more, which costs less than to write it down and to read it.
-template <class Step, class Element, int Slots> struct square_one {
+template <class Step, class Item, int Slots> struct square_one {
   struct look {
     layer_squares* to;
     template <class... State>
@@ -110,7 +111,7 @@ template <class Step, class Element, int Slots> struct square_one {
       to->parameter = a * a, to->direction = b * b;
     }
   };
-  update_table<Step, Element, Slots> table;
+  update_table<Step, Item, Slots> table;
   std::size_t begin;
   HEDDLE_HD layer_squares operator()(std::size_t i) const {
     layer_squares s{};
@@ -118,14 +119,14 @@ template <class Step, class Element, int Slots> struct square_one {
     return s;
   }
 };
-template <class Step, class Element, int Slots> struct ratio_one {  // of a tensor, in the place of its squares
-  update_table<Step, Element, Slots> table;
+template <class Step, class Item, int Slots> struct ratio_one {  // of a tensor, in the place of its squares
+  update_table<Step, Item, Slots> table;
   layer_squares* squares;
   HEDDLE_HD void operator()(std::size_t t) const {
     squares[t].parameter = table.step_of(t).ratio(squares[t].parameter, squares[t].direction);
   }
 };
-template <class Step, class Element, int Slots> struct apply_one {
+template <class Step, class Item, int Slots> struct apply_one {
   struct second {
     const layer_squares* ratios;
     template <class... State>
@@ -134,7 +135,7 @@ template <class Step, class Element, int Slots> struct apply_one {
       s.apply(p, g, slots..., ratios[tensor].parameter);
     }
   };
-  update_table<Step, Element, Slots> table;
+  update_table<Step, Item, Slots> table;
   const layer_squares* ratios;
   HEDDLE_HD void operator()(std::size_t i) const { table.with(i, true, second{ratios}); }
 };
@@ -144,21 +145,21 @@ struct add_squares {
   }
 };
 
-template <class Element> struct begin_master {
-  const update_row<Element>* rows;
+template <class Item> struct begin_master {
+  const update_row<Item>* rows;
   std::size_t tensors;
   float* master;
   HEDDLE_HD void operator()(std::size_t i) const {
-    const update_row<Element>& row = rows[find_row(rows, tensors, i)];
+    const update_row<Item>& row = rows[find_row(rows, tensors, i)];
     master[i] = static_cast<float>(row.item.parameter[i - row.begin]);
   }
 };
 
-template <class Element> struct gradient_square {
-  const update_row<Element>* rows;
+template <class Item> struct gradient_square {
+  const update_row<Item>* rows;
   std::size_t tensors;
   HEDDLE_HD double operator()(std::size_t i) const {
-    const update_row<Element>& row = rows[find_row(rows, tensors, i)];
+    const update_row<Item>& row = rows[find_row(rows, tensors, i)];
     const auto g = static_cast<double>(static_cast<float>(row.item.gradient[i - row.begin]));
     return g * g;
   }
@@ -186,8 +187,9 @@ struct add_doubles {
 /// Throws:  argument_error for null pointers with a count, or numbers outside their range; what the resource throws. No
 ///          state has moved then.
 /// @tparam Backend host or cuda. @tparam Rule An update rule. @tparam Element float, float16 or bfloat16.
-/// @tparam Resource Where state and table come from.
-template <class Backend, class Rule, class Element = float, class Resource = typename Backend::memory>
+/// @tparam Resource Where state and table come from. @tparam Gradient Of gradients: that of parameters, or float.
+template <class Backend, class Rule, class Element = float, class Resource = typename Backend::memory,
+          class Gradient = Element>
 class multi_tensor {
   static_assert(backend<Backend>, "heddle::multi_tensor: the first argument must be a backend; see docs/core.md");
   static_assert(optimizer<Rule> && (has_element_step<Rule> || has_layer_step<Rule>),
@@ -196,13 +198,14 @@ class multi_tensor {
   static_assert(Rule::slots >= 0 && Rule::slots <= 2, "heddle::multi_tensor: a rule has at most two slots");
   static constexpr bool narrow = !std::is_same_v<Element, float>;
   static constexpr int slots = Rule::slots + narrow;  // the last one: parameters in float
-  using row = detail::update_row<Element>;
+  using item = update_item<Element, Gradient>;
+  using row = detail::update_row<item>;
   using queue_type = typename Backend::queue;
 
  public:
   /// @param rule The rule. @param items The tensors; their memory is borrowed. @param resource Memory; must outlive
   /// this object. @param q Where the state is cleared.
-  multi_tensor(const Rule& rule, std::span<const update_item<Element>> items, Resource& resource, queue_type q)
+  multi_tensor(const Rule& rule, std::span<const item> items, Resource& resource, queue_type q)
       : rule_(rule),
         tensors_(items.size()),
         total_(sum(items)),
@@ -212,18 +215,18 @@ class multi_tensor {
         squares_(resource, q, has_layer_step<Rule> ? items.size() * sizeof(layer_squares) : 0) {
     if constexpr (requires { rule.check(); }) rule.check();
     begins_.push_back(0);
-    for (const update_item<Element>& item : items) begins_.push_back(begins_.back() + item.count);
+    for (const item& t : items) begins_.push_back(begins_.back() + t.count);
     this->items(items, q);
     Backend::fill(state(0), total_ * Rule::slots, 0.0f, q);
     if constexpr (narrow) {
-      Backend::for_each(total_, detail::begin_master<Element>{this->rows(), tensors_, state(Rule::slots)}, q);
+      Backend::for_each(total_, detail::begin_master<item>{this->rows(), tensors_, state(Rule::slots)}, q);
     }
     q.synchronize();  // what clears them is done, whatever queue works on them next
   }
 
   /// @brief The same tensors with other factors, or at other places. Synchronises.
   /// Throws: argument_error if their number, or a count, isn't the same.
-  void items(std::span<const update_item<Element>> items, queue_type q) {
+  void items(std::span<const item> items, queue_type q) {
     bool same = items.size() == tensors_ && sum(items) == total_;
     std::vector<row> rows;
     for (std::size_t t = 0; same && t < tensors_; ++t) {
@@ -250,7 +253,7 @@ class multi_tensor {
 
   /// @brief *result = sum of the squares of all gradients, in the backend's memory: not finite where one isn't.
   void squares(double* result, Resource& resource, queue_type q) {
-    Backend::transform_reduce(total_, 0.0, detail::add_doubles{}, detail::gradient_square<Element>{rows(), tensors_},
+    Backend::transform_reduce(total_, 0.0, detail::add_doubles{}, detail::gradient_square<item>{rows(), tensors_},
                               result, resource, q);
   }
 
@@ -267,7 +270,7 @@ class multi_tensor {
     if constexpr (has_element_step<Rule>) {
       const auto one = rule_.element_step(x);
       using step_type = std::remove_const_t<decltype(one)>;
-      Backend::for_each(total_, detail::update_one<step_type, Element, Rule::slots>{table(one, scale, limit)}, q);
+      Backend::for_each(total_, detail::update_one<step_type, item, Rule::slots>{table(one, scale, limit)}, q);
     } else {
       const auto one = rule_.layer_step(x);
       using step_type = std::remove_const_t<decltype(one)>;
@@ -275,31 +278,31 @@ class multi_tensor {
       for (std::size_t t = 0; t < tensors_; ++t) {
         Backend::transform_reduce(
             begins_[t + 1] - begins_[t], layer_squares{}, detail::add_squares{},
-            detail::square_one<step_type, Element, Rule::slots>{table(one, scale, limit), begins_[t]}, squares + t,
+            detail::square_one<step_type, item, Rule::slots>{table(one, scale, limit), begins_[t]}, squares + t,
             *resource_, q);
       }
-      Backend::for_each(tensors_, detail::ratio_one<step_type, Element, Rule::slots>{table(one, scale, limit), squares},
+      Backend::for_each(tensors_, detail::ratio_one<step_type, item, Rule::slots>{table(one, scale, limit), squares},
                         q);
-      Backend::for_each(total_, detail::apply_one<step_type, Element, Rule::slots>{table(one, scale, limit), squares},
+      Backend::for_each(total_, detail::apply_one<step_type, item, Rule::slots>{table(one, scale, limit), squares},
                         q);
     }
     ++steps_;
   }
 
  private:
-  static std::size_t sum(std::span<const update_item<Element>> items) {
+  static std::size_t sum(std::span<const item> items) {
     std::size_t n = 0;
-    for (const update_item<Element>& item : items) {
-      if (item.count && (!item.parameter || !item.gradient))
-        throw argument_error("heddle::multi_tensor: a null pointer with count " + std::to_string(item.count));
-      if (item.count > static_cast<std::size_t>(-1) / 64 - n)
+    for (const item& t : items) {
+      if (t.count && (!t.parameter || !t.gradient))
+        throw argument_error("heddle::multi_tensor: a null pointer with count " + std::to_string(t.count));
+      if (t.count > static_cast<std::size_t>(-1) / 64 - n)
         throw argument_error("heddle::multi_tensor: the tensors are larger than memory can be");
-      n += item.count;
+      n += t.count;
     }
     return n;
   }
   template <class Step>
-  detail::update_table<Step, Element, Rule::slots> table(const Step& one, float scale, float limit) noexcept {
+  detail::update_table<Step, item, Rule::slots> table(const Step& one, float scale, float limit) noexcept {
     return {rows(), tensors_, total_, state(0), one, scale, limit};
   }
   const row* rows() const noexcept { return reinterpret_cast<const row*>(table_.data()); }

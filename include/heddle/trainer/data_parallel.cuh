@@ -25,7 +25,8 @@ inline namespace v0 {
 /// the host: weights by samples, skipped steps, groups, mixed precision, checkpoints, which either can load.
 /// Wire:    as on the host.
 /// State:   the rule's and the compressor's, in device memory from `cuda::memory`; a buffer of the wire type for
-///          buckets that aren't one run of memory, or are cast.
+///          buckets that aren't one run of memory, or are cast; 4 B per element where a compressor works on the floats
+///          of 16-bit gradients.
 /// Traffic: 4 B read per element to look for infinities, 2 of 16 bits; 4 more with max_norm; the rule's.
 /// Order:   `.mode` every_step; `.compressor` none, cast, dgc, random_k or error_feedback of top_k or random_k; rules
 ///          with element_step() or layer_step().
@@ -50,10 +51,6 @@ class data_parallel<Strategy, Comm, Optimizer> {
       detail::device_form<typename exchange_kind::compressor_type>::exists,
       "heddle::data_parallel: this .compressor has no device form; over tensors of a device it must be none{}, "
       "cast<>{}, dgc{}, random_k{} or error_feedback{} of top_k{} or random_k{}; see docs/trainer.md");
-  static_assert(
-      !exchange_kind::widens,
-      "heddle::data_parallel: over tensors of a device .precision = mixed<>{} goes with .compressor = none{}; "
-      "see docs/trainer.md");
   static_assert(std::is_same_v<std::remove_cvref_t<decltype(Strategy::memory)>, host_resource>,
                 "heddle::data_parallel: over tensors of a device state lies in cuda::memory, so .memory must be left "
                 "out; see docs/trainer.md");
@@ -64,6 +61,7 @@ class data_parallel<Strategy, Comm, Optimizer> {
   using exchange_type = detail::device_exchange<Strategy, Comm>;
   static constexpr bool mixes = exchange_kind::mixes;
   static constexpr std::size_t slots = kind::slots;
+  using item = update_item<typename exchange_kind::element, typename exchange_kind::gradient_type>;
 
  public:
   /// Element type of parameters and gradients: float, or that of mixed precision.
@@ -308,12 +306,12 @@ class data_parallel<Strategy, Comm, Optimizer> {
 
   std::string signature() const { return kind::signature(plan_, rule_); }
 
-  std::vector<update_item<element>> items() const {
-    std::vector<update_item<element>> all;
+  std::vector<item> items() const {
+    std::vector<item> all;
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       const group_options& g = step_.group(i);
-      all.push_back({static_cast<element*>(tensors_[i].parameter), static_cast<const element*>(tensors_[i].gradient),
-                     tensors_[i].count, g.lr_scale, g.decay_scale});
+      all.push_back({static_cast<element*>(tensors_[i].parameter), average_->gradient(i), tensors_[i].count, g.lr_scale,
+                     g.decay_scale});
     }
     return all;
   }
@@ -377,7 +375,9 @@ class data_parallel<Strategy, Comm, Optimizer> {
   cuda::memory memory_;
   std::unique_ptr<exchange_type> average_;
   detail::drift<every_step, host_resource> drift_;
-  std::optional<multi_tensor<cuda, typename kind::rule_type, element>> update_;
+  std::optional<
+      multi_tensor<cuda, typename kind::rule_type, element, cuda::memory, typename exchange_kind::gradient_type>>
+      update_;
   cuda::event updated_;
   int unwinding_;
   detail::known_rate rate_;

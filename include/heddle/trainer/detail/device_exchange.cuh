@@ -55,6 +55,7 @@ template <class Strategy, class Comm> class device_exchange {
         control_(counted_type(comm.duplicate())),
         queue_{control_.inner().stream()},
         tensors_(tensors),
+        wide_(queue_.stream),
         form_(last_of(plan_.compressor), control_.size(), control_.rank(), tensors_, queue_),
         flag_(queue_.stream),
         ready_(tensors.size()),
@@ -62,6 +63,11 @@ template <class Strategy, class Comm> class device_exchange {
         work_(job_runner{this}, 1, control_.size() > 1 && threads(comm)) {
     check_cuda("data_parallel", cudaGetDevice(&device_));
     check_cuda("data_parallel", flag_.reserve(sizeof(unsigned)));
+    for (const tensor& t : tensors_) {
+      wide_at_.push_back(elements_);
+      elements_ += t.count;
+    }
+    if (kind::widens) check_cuda("data_parallel", wide_.reserve(elements_ * sizeof(float)));
     cut_buckets();
   }
   device_exchange(const device_exchange&) = delete;
@@ -158,6 +164,13 @@ template <class Strategy, class Comm> class device_exchange {
 
   const agreement& agreed() const noexcept { return agreed_; }
   bool counts() const noexcept { return agreed_.weights > 0.0 && bad_ == 0; }
+  // Where the result of tensor i is: its gradient, or where compressors work on floats a float copy.
+  gradient_type* gradient(std::size_t i) const noexcept {
+    if constexpr (kind::widens)
+      return reinterpret_cast<float*>(wide_.data()) + wide_at_[i];
+    else
+      return static_cast<gradient_type*>(tensors_[i].gradient);
+  }
   // What gradients are still to be multiplied by.
   float unscale() const noexcept { return kind::as_they_are ? rest_ / announcement_.loss_scale : 1.0f; }
 
@@ -191,7 +204,7 @@ template <class Strategy, class Comm> class device_exchange {
     r.control_bytes = t.control_bytes;
     r.messages = t.messages;
     r.elements_sent = elements_sent_;
-    r.state_bytes = form_.bytes();
+    r.state_bytes = form_.bytes() + elements_ * sizeof(float) * kind::widens;
     r.comm_seconds = work_.busy_seconds();
     r.exposed_seconds = work_.exposed_seconds();
     r.executor = executor();
@@ -276,7 +289,7 @@ template <class Strategy, class Comm> class device_exchange {
         b.sent.push_back(i);
         continue;
       }
-      auto* const here = static_cast<gradient_type*>(tensors_[i].gradient) + begin;
+      gradient_type* const here = gradient(i) + begin;
       one_run &= b.pieces.empty() || b.run + b.count == here;
       if (b.pieces.empty()) b.run = here;
       b.pieces.push_back({i, begin, n, b.count});
@@ -296,7 +309,9 @@ template <class Strategy, class Comm> class device_exchange {
     x.rank = control_.rank();
     x.rows = tensors_[i].rows;
     x.held_scale = agreed_.held_scale;
-    return {static_cast<float*>(tensors_[i].gradient), tensors_[i].count, weight_ * rest_, x};
+    float* g = nullptr;  // of what is sent as floats
+    if constexpr (!kind::as_they_are) g = gradient(i);
+    return {g, tensors_[i].count, weight_ * rest_, x};
   }
 
   // Every rank's block of so many bytes, the own one being in its place.
@@ -317,11 +332,20 @@ template <class Strategy, class Comm> class device_exchange {
   }
 
   void run(one& b) {
-    for (const std::size_t i : b.all) queue_.wait(ready_[i]);
+    for (std::size_t k = 0; k < b.all.size(); ++k) {
+      const std::size_t i = b.all[k];
+      queue_.wait(ready_[i]);
+      if constexpr (kind::widens) {
+        const element* const from = static_cast<const element*>(tensors_[i].gradient) + b.parts[k].begin;
+        const convert_one<element, float> unscaled{from, gradient(i) + b.parts[k].begin,
+                                                   1.0f / announcement_.loss_scale};
+        if (weight_ != 0.0f) cuda::for_each(b.parts[k].count, unscaled, queue_);
+      }
+    }
     lay_out(b);
     if constexpr (kind::holds) {
       for (const std::size_t i : b.sent) {
-        if (weight_ == 0.0f) cuda::fill(static_cast<float*>(tensors_[i].gradient), tensors_[i].count, 0.0f, queue_);
+        if (weight_ == 0.0f) cuda::fill(gradient(i), tensors_[i].count, 0.0f, queue_);
       }
       const auto sum = [&](float* x, std::size_t n) {
         if (!b.add || b.add->count() != n) b.add.emplace(plan_.topology, control_.rank(), control_.size(), n);
@@ -336,7 +360,7 @@ template <class Strategy, class Comm> class device_exchange {
     wire* const start = b.run ? reinterpret_cast<wire*>(b.run) : reinterpret_cast<wire*>(b.elements.data());
     const float before = kind::as_they_are ? weight_ : b.run ? weight_ * rest_ : weight_ * rest_ / rest_;
     for (const bucket_piece& p : b.pieces) {
-      const gradient_type* const from = static_cast<gradient_type*>(tensors_[p.tensor].gradient) + p.begin;
+      const gradient_type* const from = gradient(p.tensor) + p.begin;
       if (weight_ == 0.0f)
         cuda::fill(start + p.offset, p.count, wire(0.0f), queue_);  // its memory may hold anything
       else if (!b.run || before != 1.0f)
@@ -348,7 +372,7 @@ template <class Strategy, class Comm> class device_exchange {
     const float after = kind::as_they_are ? 1.0f : rest_;
     if (b.run) return cuda::for_each(b.count, look_at<wire>{start, flag()}, queue_);
     for (const bucket_piece& p : b.pieces) {
-      gradient_type* const to = static_cast<gradient_type*>(tensors_[p.tensor].gradient) + p.begin;
+      gradient_type* const to = gradient(p.tensor) + p.begin;
       cuda::for_each(p.count, convert_checked<wire, gradient_type>{start + p.offset, to, after, flag()}, queue_);
     }
   }
@@ -368,6 +392,9 @@ template <class Strategy, class Comm> class device_exchange {
   cuda::queue queue_;
   int device_ = 0;
   std::vector<tensor> tensors_;
+  std::vector<std::size_t> wide_at_;  // of each tensor
+  std::size_t elements_ = 0;          // of all
+  stream_buffer wide_;
   device_form<typename kind::compressor_type> form_;
   std::optional<held_type> mirror_;
   stream_buffer flag_;
