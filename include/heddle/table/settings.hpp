@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -91,20 +92,61 @@ struct worker_options {
   /// This worker takes the place of one that died, and makes again the pushes behind `pushed_before()`: a server that
   /// has one of them passes it over.
   bool resumes = false;
+  int stands_for = -1;  ///< The worker whose pushes these are, see `sharded_table::next_orphan`; -1: its own.
 
   /// Throws argument_error for a number outside its range.
   void check() const {
     constexpr std::chrono::nanoseconds year = std::chrono::hours(24 * 365);
     if (!(retry.count() > 0 && retry <= year && patience.count() > 0 && patience <= year && gather_for.count() >= 0 &&
-          cached_for > 0))
+          cached_for > 0 && stands_for >= -1))
       throw argument_error("heddle::worker_options: retry " + std::to_string(retry.count()) + " ns, patience " +
                            std::to_string(patience.count()) + " ns, gather_for " + std::to_string(gather_for.count()) +
-                           " ns, cached_for " + std::to_string(cached_for) +
-                           "; allowed are more than 0 and up to a year, gather_for also 0");
+                           " ns, cached_for " + std::to_string(cached_for) + ", stands_for " +
+                           std::to_string(stands_for) +
+                           "; allowed are more than 0 and up to a year, gather_for also 0, stands_for -1 or a worker");
     if (cached_rows != 0 && !std::has_single_bit(cached_rows))
       throw argument_error("heddle::worker_options: cached_rows is " + std::to_string(cached_rows) +
                            ", allowed is 0 or a power of two");
   }
+};
+
+/// @brief What a server does when a worker dies.
+enum class worker_death : std::uint8_t {
+  report,  ///< Pulls of the others fail, naming it.
+  go_on,   ///< The others no longer wait for it; who restarts under its rank is waited for again.
+  wait,    ///< The others wait until it is started again under its rank; after `join` its death is reported.
+  /// As go_on, and the rest of its data goes to a worker that has finished its own: `sharded_table::next_orphan`. If
+  /// none is left to take it, its death is reported.
+  reassign
+};
+
+/// @brief Settings of a parameter server; the servers have ranks 0 .. servers - 1, the workers those behind them.
+struct server_options {
+  /// No bound on staleness.
+  static constexpr std::uint64_t unbounded = (std::numeric_limits<std::uint64_t>::max)();
+
+  int servers = 1;  ///< How many servers there are.
+  int workers = 1;  ///< How many workers there are.
+  /// A pull waits until each worker is at most so many pushes behind the one that pulls. With a bound, every worker
+  /// must push equally often, also nothing. 0: nobody reads before all have pushed.
+  std::uint64_t staleness = unbounded;
+  /// Pushes take effect step by step, in the order of workers: with staleness 0 training is synchronous, and repeatable
+  /// to the bit, also through a server's death. Every worker must push equally often.
+  bool ordered = false;
+  worker_death on_death = worker_death::report;  ///< What a worker's death means.
+  /// Where the server keeps its part, a full save; empty: nowhere, and what a dead server had is lost.
+  std::string path{};
+  std::uint64_t save_every = 0;  ///< Pushes between two saves; 0: when a worker asks, or its log is half full.
+  std::chrono::nanoseconds linger{2'000'000'000};  ///< How long run() goes on in silence for workers still here.
+  /// How long run() waits for a worker's first word, and `worker_death::wait` for the next one; then it is dead.
+  std::chrono::nanoseconds join{std::chrono::minutes(10)};
+};
+
+/// @brief How old the rows were by which a server's workers made their pushes.
+struct table_staleness {
+  std::uint64_t pushes = 0;  ///< That have taken effect, those that end a worker's run left out.
+  std::uint64_t sum = 0;     ///< Of the pushes of others that had taken effect since its worker last read.
+  std::uint64_t most = 0;    ///< Of one push.
 };
 
 }  // namespace v0

@@ -234,23 +234,21 @@ class sparse_table {
   std::vector<Key> evict() {
     static_assert(expiring_eviction<Eviction>, "heddle::sparse_table: evict() needs an Eviction whose rows expire");
     report r;
-    for (shard& s : held_->shards) {
-      const detail::spin_guard guard(s.lock);
+    each_locked([&](shard& s) {
       s.rows.for_each([&](std::uint32_t row, std::byte* p) {
         if (!settings_.eviction.expired(layout::statistics(p), now())) return;
         r.gone.push_back(key_of(s.rows.mixed(row)));
         drop(s, row);
         ++r.evicted;
       });
-    }
+    });
     count(r);
     return std::move(r.gone);
   }
 
   /// @brief f(row_view) for each row, a shard at a time under its lock, so f must not call the table.
   template <class Function> void for_each(Function f) const {
-    for (shard& s : held_->shards) {
-      const detail::spin_guard guard(s.lock);
+    each_locked([&](const shard& s) {
       const store& rows = s.rows;
       rows.for_each([&](std::uint32_t row, const std::byte* p) {
         float weights[dim];
@@ -259,7 +257,7 @@ class sparse_table {
                    std::span<const float, dim>(weights, dim),
                    {p + layout::state_at, layout::weights_at - layout::state_at}});
       });
-    }
+    });
   }
 
   /// Rows.
@@ -274,8 +272,7 @@ class sparse_table {
     each_locked([&](const shard& s) { n += s.bytes(); });
     return n;
   }
-  /// @brief A number that depends on all rows (keys, statistics, state, weights) and on nothing else: not on their
-  /// order, nor on the number of servers.
+  /// A number that depends on all rows (keys, statistics, state, weights), not on their order or the number of servers.
   std::uint64_t checksum() const {
     std::uint64_t sum = 0;
     each_locked([&](const shard& s) {
@@ -298,6 +295,10 @@ class sparse_table {
     const detail::spin_guard guard(held_->shards[0].lock);
     held_->shards[0].prepare(worker);
     held_->shards[0].raise(worker, sequence);
+  }
+  /// Forgets which pushes it has: a new job begins from what a former one saved, and counts its own from 1.
+  void forget_sequences() {
+    each_locked([](shard& s) { s.applied.clear(); });
   }
   /// What it has done since it was made.
   table_counts counts() const {
@@ -426,7 +427,7 @@ class sparse_table {
   template <class Function> void each_locked(Function f) const {
     for (shard& s : held_->shards) {
       const detail::spin_guard guard(s.lock);
-      f(static_cast<const shard&>(s));
+      f(s);
     }
   }
   void count(const table_counts& c) const noexcept {

@@ -2,48 +2,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <heddle/table/detail/table_wire.hpp>
+#include <heddle/table/detail/server_worker.hpp>
+#include <heddle/table/settings.hpp>
 #include <heddle/table/sparse_table.hpp>
 
 #include <chrono>
 #include <deque>
 #include <limits>
-#include <map>
 #include <utility>
 
 #include <unistd.h>
 
 namespace heddle {
 inline namespace v0 {
-
-/// @brief What a server does when a worker dies.
-enum class worker_death : std::uint8_t {
-  report,  ///< Pulls of the others fail, naming it.
-  go_on,   ///< The others no longer wait for it; who restarts under its rank is waited for again.
-  wait     ///< The others wait until it is started again under its rank; after `join` its death is reported.
-};
-
-/// @brief Settings of a parameter server; the servers have ranks 0 .. servers - 1, the workers those behind them.
-struct server_options {
-  /// No bound on staleness.
-  static constexpr std::uint64_t unbounded = (std::numeric_limits<std::uint64_t>::max)();
-
-  int servers = 1;  ///< How many servers there are.
-  int workers = 1;  ///< How many workers there are.
-  /// A pull waits until each worker is at most so many pushes behind the one that pulls. With a bound, every worker
-  /// must push equally often, also nothing. 0: nobody reads before all have pushed.
-  std::uint64_t staleness = unbounded;
-  /// Pushes take effect step by step, in the order of workers: with staleness 0 training is synchronous, and repeatable
-  /// to the bit, also through a server's death. Every worker must push equally often.
-  bool ordered = false;
-  worker_death on_death = worker_death::report;  ///< What a worker's death means.
-  /// Where the server keeps its part, a full save; empty: nowhere, and what a dead server had is lost.
-  std::string path{};
-  std::uint64_t save_every = 0;  ///< Pushes between two saves; 0: when a worker asks, or its log is half full.
-  std::chrono::nanoseconds linger{2'000'000'000};  ///< How long run() goes on in silence for workers still here.
-  /// How long run() waits for a worker's first word, and `worker_death::wait` for the next one; then it is dead.
-  std::chrono::nanoseconds join{std::chrono::minutes(10)};
-};
 
 /// @brief The part of a table's settings that is for one server: an equal run of virtual shards.
 /// @param s Settings of the table. @param server Rank. @param servers How many.
@@ -76,6 +47,8 @@ template <class Table, messenger Messenger> class table_server {
   using key_type = typename Table::key_type;
   using tag = detail::table_tag;
   using status = detail::reply_status;
+  using worker = detail::server_worker;
+  using request = detail::server_request;
   using clock = std::chrono::steady_clock;
   static constexpr std::size_t dim = Table::dim;
   // Worker w + whole numbers the pushes of w that have taken effect in all shards: a table saved while a push is under
@@ -103,8 +76,11 @@ template <class Table, messenger Messenger> class table_server {
       // None, if the shards were another server's: that one's pushes.
       if (x.taken == 0) x.taken = table.sequence_of(static_cast<std::uint32_t>(w));
       x.applied = x.saved = x.taken;
+      x.voice = o.servers + static_cast<int>(w);
+      all_applied_ += x.applied;
       x.presence = table.sequence_of(static_cast<std::uint32_t>(w) + presence);
     }
+    for (worker& w : workers_) w.read_at = all_applied_ - w.applied;
   }
 
   /// @brief Serves what has come and comes within a time. @param longest How long to wait for something.
@@ -146,25 +122,10 @@ template <class Table, messenger Messenger> class table_server {
   }
   /// Pushes of a worker that have taken effect.
   std::uint64_t applied(int number) const { return workers_.at(static_cast<std::size_t>(number)).applied; }
+  /// How old the rows were by which pushes were made, since this object was.
+  const table_staleness& staleness() const noexcept { return staleness_; }
 
  private:
-  struct request {
-    std::uint32_t tag;
-    std::uint64_t id;
-    address from;
-    payload body;
-    std::uint64_t object;  // see table_request
-  };
-  struct worker {
-    std::uint64_t taken = 0, applied = 0, saved = 0;  // number of the last push of which that is true
-    std::map<std::uint64_t, payload> early;           // pushes taken but not applied, and such that came too early
-    std::uint64_t presence = 0, object = 0;           // odd: it has left; the sharded_table that greeted last
-    bool dead = false, here = false, heard = false;
-    clock::time_point died_at{};
-    std::string epitaph;
-    bool left() const noexcept { return presence % 2 != 0; }
-  };
-
   void heed(message& m) {
     const int rank = m.from.rank - options_.servers;
     if (rank < 0 || rank >= options_.workers) return;  // another server's news
@@ -172,54 +133,66 @@ template <class Table, messenger Messenger> class table_server {
     w.heard = w.heard || m.kind == message_kind::joined || m.kind == message_kind::data;
     switch (m.kind) {
       case message_kind::joined:
-        w.dead = false;
         w.here = true;
+        if (w.voice == m.from.rank) w.dead = false;
         return;
       case message_kind::died:
       case message_kind::left:  // without a word to this server: as good as dead
         std::erase_if(waiting_, [&](const request& r) { return r.from.rank == m.from.rank; });
         w.here = false;
-        if (w.left()) return;
-        w.dead = true;
-        w.died_at = clock::now();
-        w.epitaph = m.body.text();
+        for (worker& x : workers_) {
+          if (x.voice != m.from.rank || x.left()) continue;
+          x.dead = true;
+          x.died_at = clock::now();
+          x.epitaph = m.body.text();
+        }
         apply_ready();
         return;
       case message_kind::refused: messenger_->renew(); return;
       case message_kind::gap: return;  // the worker repeats what isn't answered
       case message_kind::data: break;
     }
-    const std::uint64_t object = object_of(m.body);
-    if (object < w.object) return;  // a late message of a former sharded_table
+    const detail::table_request head = detail::head_of(m.body);
+    request r{m.tag, m.id, m.from, std::move(m.body), static_cast<std::size_t>(rank), head};
+    if (head.stands_for > workers_.size())
+      return fail(r, "this rank stands for worker " + std::to_string(head.stands_for - 1) + ", which there isn't");
+    if (head.stands_for != 0) r.worker = head.stands_for - 1u;
+    worker& of = workers_[r.worker];
+    if (head.object < of.object) {  // a late message of a former sharded_table
+      if (of.voice != r.from.rank) fail(r, "its data was given to rank " + std::to_string(of.voice));
+      return;
+    }
+    attempt(r, [&] { take(of, std::move(r)); });
+  }
+  // Who has sent a request learns that it was refused.
+  template <class Function> void attempt(const request& r, Function f) {
     try {
-      take(w, static_cast<std::uint32_t>(rank), request{m.tag, m.id, m.from, std::move(m.body), object});
+      f();
     } catch (const argument_error& e) {
-      fail(w, m.from, m.id, object, e.what());
+      fail(r, e.what());
     } catch (const file_error& e) {
-      fail(w, m.from, m.id, object, e.what());
+      fail(r, e.what());
     }
   }
 
-  void take(worker& w, std::uint32_t number, request&& r) {
-    detail::byte_reader in(r.body.data(), r.body.size(), "a request of worker " + std::to_string(number));
-    const auto head = in.get<detail::table_request>();
+  void take(worker& w, request&& r) {
+    const detail::table_request& head = r.head;
+    detail::byte_reader in(r.body.data(), r.body.size(), "a request of worker " + std::to_string(r.worker));
+    in.take(sizeof head);
     if (head.layout != layout_) in.refuse("its table has other rows than the server's");
-    switch (static_cast<tag>(r.tag)) {
-      case tag::hello:
-        if (head.gathers && (options_.ordered || options_.staleness != server_options::unbounded))
-          in.refuse("it gathers pushes, which servers that count them (ordered, staleness) don't allow");
-        if (w.object != head.object) {  // a new one, which goes on behind what was taken
-          w.object = head.object;
-          w.early.erase(w.early.upper_bound(w.taken), w.early.end());
-          std::erase_if(waiting_, [&](const request& q) { return q.from.rank == r.from.rank; });
-          if (w.left()) turn(w, number);
-        }
-        return reply(w, r, status::done);
+    const tag what = static_cast<tag>(r.tag);
+    // A server that has started again may not have heard the greeting. What was said before a save that it has doesn't
+    // count for one.
+    const bool is_push = what == tag::push;
+    if (what == tag::hello || (head.object != w.object && (is_push ? r.id > w.taken : head.pushes >= w.taken)))
+      greet(w, r, in);
+    switch (what) {
+      case tag::hello: return reply(w, r, status::done);
       case tag::push:
         if (r.id > w.taken && r.id - w.taken <= detail::most_early) w.early.try_emplace(r.id, std::move(r.body));
         if (r.id <= w.applied && head.last && !w.left()) {
           // A former life left with this push; its replacement, which had to repeat it for another server, leaves too.
-          turn(w, number);
+          turn(w, number_of(w));
           w.saved = (std::min)(w.saved, w.applied - 1);  // the save that it asks for now shall have this
         }
         while (w.early.contains(w.taken + 1)) ++w.taken;
@@ -235,24 +208,50 @@ template <class Table, messenger Messenger> class table_server {
                          [&](const request& q) { return q.from.rank == r.from.rank && q.id == r.id; }))
           waiting_.push_back(std::move(r));
         return;
+      case tag::orphan: return reply(w, r, status::done, orphan_for(r.from.rank, in));
       default: in.refuse("its tag is " + std::to_string(r.tag));
     }
   }
 
-  // Which sharded_table sent it; 0 for a body that is too short.
-  static std::uint64_t object_of(const payload& body) {
-    detail::table_request head;
-    if (body.size() >= sizeof head) std::memcpy(&head, body.data(), sizeof head);
-    return head.object;
+  // A new sharded_table, which goes on behind what was taken.
+  void greet(worker& w, const request& r, detail::byte_reader& in) {
+    if (r.head.gathers && (options_.ordered || options_.staleness != server_options::unbounded ||
+                           options_.on_death == worker_death::reassign))
+      in.refuse("it gathers pushes, which servers that count them (ordered, staleness, reassign) don't allow");
+    if (w.object == r.head.object) return;
+    w.object = r.head.object;
+    w.voice = r.from.rank;
+    w.dead = false;
+    w.read_at = all_applied_ - w.applied;
+    w.early.erase(w.early.upper_bound(w.taken), w.early.end());
+    std::erase_if(waiting_, [&](const request& q) { return q.from.rank == r.from.rank; });
+    if (w.left() && !r.head.last) turn(w, number_of(w));
   }
+  // A dead worker whose data goes to this rank: the one that it had before, if it hasn't finished that.
+  std::uint32_t orphan_for(int rank, const detail::byte_reader& in) {
+    if (options_.on_death != worker_death::reassign)
+      in.refuse("it asks for a dead worker's data, which the server gives to nobody; see worker_death::reassign");
+    std::uint32_t said = detail::no_orphan;
+    for (std::uint32_t i = 0; i < workers_.size(); ++i) {
+      worker& w = workers_[i];
+      if (w.left()) continue;
+      const bool had = w.voice == rank && rank != options_.servers + static_cast<int>(i);
+      said = detail::no_orphan_yet;
+      if (!had && !w.dead) continue;
+      w.voice = rank;
+      w.dead = false;
+      return i;
+    }
+    return said;
+  }
+  std::uint32_t number_of(const worker& w) const noexcept { return static_cast<std::uint32_t>(&w - workers_.data()); }
   // Holds those for dead who were never heard of.
   void give_up_absent() {
-    for (std::size_t i = 0; i < workers_.size(); ++i) {
-      worker& w = workers_[i];
-      if (w.heard || w.left() || w.dead) continue;
+    for (worker& w : workers_) {
+      if (workers_[static_cast<std::size_t>(w.voice - options_.servers)].heard || w.left() || w.dead) continue;
       w.dead = true;
       w.died_at = clock::now() - options_.join;
-      w.epitaph = "rank " + std::to_string(options_.servers + static_cast<int>(i)) + " has not come";
+      w.epitaph = "rank " + std::to_string(w.voice) + " has not come";
       apply_ready();
       answer_waiting();
     }
@@ -261,9 +260,7 @@ template <class Table, messenger Messenger> class table_server {
   const worker* laggard(std::uint64_t pushes) const {
     if (options_.staleness == server_options::unbounded) return nullptr;
     for (const worker& w : workers_)
-      if (!w.left() && !(w.dead && options_.on_death == worker_death::go_on) && w.applied < pushes &&
-          pushes - w.applied > options_.staleness)
-        return &w;
+      if (!w.left() && !passed_over(w) && w.applied < pushes && pushes - w.applied > options_.staleness) return &w;
     return nullptr;
   }
   bool anyone_here() const noexcept {
@@ -271,8 +268,13 @@ template <class Table, messenger Messenger> class table_server {
       if (w.here) return true;
     return false;
   }
+  // Whether others go on without it.
+  bool passed_over(const worker& w) const noexcept {
+    return w.dead && (options_.on_death == worker_death::go_on || options_.on_death == worker_death::reassign);
+  }
   // Whether nobody hopes for it any more.
   bool lost(const worker& w) const noexcept {
+    if (options_.on_death == worker_death::reassign) return w.dead && !anyone_here();
     return w.dead && (options_.on_death != worker_death::wait || clock::now() - w.died_at >= options_.join);
   }
   const worker* died() const {
@@ -285,9 +287,8 @@ template <class Table, messenger Messenger> class table_server {
   void answer_waiting() {
     for (std::size_t i = 0; i < waiting_.size();) {
       request& r = waiting_[i];
-      worker& w = workers_[static_cast<std::size_t>(r.from.rank - options_.servers)];
-      detail::table_request head;
-      std::memcpy(&head, r.body.data(), sizeof head);
+      worker& w = workers_[r.worker];
+      const detail::table_request& head = r.head;
       const worker* const dead = died();
       const bool saving = static_cast<tag>(r.tag) == tag::save;
       const bool own =
@@ -299,33 +300,28 @@ template <class Table, messenger Messenger> class table_server {
       request now = std::move(r);
       waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
       if (dead) {
-        fail(w, now.from, now.id, now.object, dead->epitaph);
+        fail(now, dead->epitaph);
         continue;
       }
-      try {
-        answer(w, now, head);
-      } catch (const argument_error& e) {
-        fail(w, now.from, now.id, now.object, e.what());
-      } catch (const file_error& e) {
-        fail(w, now.from, now.id, now.object, e.what());
-      }
+      attempt(now, [&] { answer(w, now); });
     }
   }
 
-  void answer(worker& w, const request& r, const detail::table_request& head) {
+  void answer(worker& w, const request& r) {
     if (static_cast<tag>(r.tag) == tag::save) {
       if (!options_.path.empty() && w.saved < w.applied) save();
       return reply(w, r, status::done);
     }
     detail::byte_reader in(r.body.data(), r.body.size(), "a pull");
-    in.take(sizeof head);
-    take_keys(in, head);
+    in.take(sizeof r.head);
+    take_keys(in, r.head);
     floats_.resize(keys_.size() * dim);
     if (static_cast<tag>(r.tag) == tag::pull)
       table_->preview(keys_, floats_);  // makes no rows, as after this server's death nobody pulls again
     else
       table_->read(keys_, floats_);
-    reply(w, r, status::done, &head);
+    w.read_at = all_applied_ - w.applied;
+    reply(w, r, status::done);
   }
 
   void take_keys(detail::byte_reader& in, const detail::table_request& head) {
@@ -343,9 +339,7 @@ template <class Table, messenger Messenger> class table_server {
       return;
     }
     for (;;) {
-      const auto over = [&](const worker& w) {
-        return w.applied == w.taken && (w.left() || (w.dead && options_.on_death == worker_death::go_on));
-      };
+      const auto over = [&](const worker& w) { return w.applied == w.taken && (w.left() || passed_over(w)); };
       std::uint64_t step = server_options::unbounded;
       for (const worker& w : workers_)
         if (!over(w)) step = (std::min)(step, w.applied);
@@ -360,16 +354,18 @@ template <class Table, messenger Messenger> class table_server {
 
   void apply(worker& w, std::uint32_t number) {
     const auto found = w.early.find(w.applied + 1);
-    const std::uint64_t object = object_of(found->second);
-    try {
-      apply(w, number, found->second);
-    } catch (const argument_error& e) {  // its worker learns that it was refused, whoever's message has set it off
-      fail(w, address(options_.servers + static_cast<int>(number)), 0, object, e.what());
-    } catch (const file_error& e) {
-      fail(w, address(options_.servers + static_cast<int>(number)), 0, object, e.what());
+    const request r{
+        .tag = 0, .id = 0, .from = w.voice, .body = {}, .worker = number, .head = detail::head_of(found->second)};
+    attempt(r, [&] { apply(w, number, found->second); });  // its own worker learns it, whoever's message set it off
+    w.early.erase(found);                                  // not after std::bad_alloc: it is still to be applied
+    if (!r.head.last) {
+      const std::uint64_t others = all_applied_ - w.applied - w.read_at;
+      ++staleness_.pushes;
+      staleness_.sum += others;
+      staleness_.most = (std::max)(staleness_.most, others);
     }
-    w.early.erase(found);  // not after std::bad_alloc: it is still to be applied
     ++w.applied;
+    ++all_applied_;
     ++since_save_;
   }
   void apply(worker& w, std::uint32_t number, const payload& body) {
@@ -404,20 +400,25 @@ template <class Table, messenger Messenger> class table_server {
     ++w.presence;
   }
 
-  void reply(const worker& w, const request& r, status s, const detail::table_request* rows = nullptr) {
-    detail::table_reply head{
-        .next = w.taken + 1, .covered = options_.path.empty() ? w.applied : w.saved, .object = r.object, .status = s};
+  void reply(const worker& w, const request& r, status s, std::uint32_t said = 0) {
+    const tag what = static_cast<tag>(r.tag);
+    detail::table_reply head{.next = w.taken + 1,
+                             .covered = options_.path.empty() ? w.applied : w.saved,
+                             .object = r.head.object,
+                             .status = s};
+    const bool rows = s == status::done && (what == tag::pull || what == tag::read);
+    if (rows) head.half = r.head.half;
     out_.clear();
-    if (rows) head.half = rows->half;
     out_.put(head);
-    if (rows) detail::put_floats(out_, floats_.data(), floats_.size(), rows->half != 0);
-    send(r.from, r.id, r.tag == static_cast<std::uint32_t>(tag::push));
+    if (rows) detail::put_floats(out_, floats_.data(), floats_.size(), head.half != 0);
+    if (what == tag::orphan) out_.put(said);
+    send(r.from, r.id, what == tag::push);
   }
-  void fail(const worker& w, address to, std::uint64_t id, std::uint64_t object, const std::string& why) {
+  void fail(const request& r, const std::string& why) {
     out_.clear();
-    out_.put(detail::table_reply{.next = w.taken + 1, .covered = 0, .object = object, .status = status::failed});
+    out_.put(detail::table_reply{.object = r.head.object, .status = status::failed});
     out_.put(why.data(), why.size());
-    send(to, id, false);
+    send(r.from, r.id, false);
   }
   // Without waiting: who gets no reply asks again.
   void send(address to, std::uint64_t id, bool push) {
@@ -432,7 +433,8 @@ template <class Table, messenger Messenger> class table_server {
   Table* table_;
   Messenger* messenger_;
   server_options options_;
-  std::uint64_t layout_, since_save_ = 0;
+  std::uint64_t layout_, since_save_ = 0, all_applied_ = 0;
+  table_staleness staleness_;
   std::vector<worker> workers_;
   std::deque<request> waiting_;
   std::vector<key_type> keys_;

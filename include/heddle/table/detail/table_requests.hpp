@@ -87,8 +87,10 @@ template <class Messenger> class table_requests {
             .pushes = l.sent,
             .first = l.first,
             .object = object_,
+            .stands_for = static_cast<std::uint16_t>(options_.stands_for + 1),
             .half = options_.half,
             .crowded = l.bytes > options_.log_bytes / 2,
+            .last = leaving_,
             .gathers = options_.gather > 1};
   }
   // Sends a request that will be repeated until it is answered.
@@ -98,7 +100,7 @@ template <class Messenger> class table_requests {
     c.server = server;
     c.tag = static_cast<std::uint32_t>(t);
     c.body = bytes_of(h, keys);
-    c.bytes = items.size() * width_ * (h.half ? 2 : 4);
+    c.bytes = t == tag::orphan ? sizeof(std::uint32_t) : items.size() * width_ * (h.half ? 2 : 4);
     c.items = std::move(items);
     c.wait = options_.retry;
     c.due = clock::now() + c.wait;
@@ -180,6 +182,21 @@ template <class Messenger> class table_requests {
       calls.push_back(ask(static_cast<int>(k), t, head(static_cast<int>(k)), {}));
     wait(lock, calls, what);
     for (const std::uint64_t id : calls) calls_.erase(id);
+  }
+  // What a server says of a dead worker.
+  std::uint32_t ask_orphan(std::unique_lock<std::mutex>& lock, int server) {
+    const std::vector<std::uint64_t> id{ask(server, tag::orphan, head(server), {})};
+    wait(lock, id, "next_orphan");
+    std::uint32_t said;
+    std::memcpy(&said, take(id[0]).rows.data(), sizeof said);
+    return said;
+  }
+  // From now on requests say that the last push was made.
+  void leave() noexcept { leaving_ = true; }
+  // A moment for others.
+  void pause(std::unique_lock<std::mutex>& lock) {
+    check_alive();
+    changed_.wait_until(lock, std::chrono::system_clock::now() + options_.retry);
   }
   void wait_for_room(std::unique_lock<std::mutex>& lock) {
     for (int k = 0; k < options_.servers; ++k) {
@@ -317,6 +334,7 @@ template <class Messenger> class table_requests {
   std::map<int, std::uint64_t> life_of_;
   std::map<std::uint64_t, call> calls_;
   int failed_by_ = -1;
+  bool leaving_ = false;
   std::string failure_;
   std::exception_ptr broken_;
   std::atomic<bool> stopping_{false};

@@ -24,21 +24,22 @@ namespace heddle {
 inline namespace v0 {
 namespace detail {
 
-enum class table_tag : std::uint32_t { hello = 1, pull = 2, read = 3, push = 4, save = 5, reply = 6 };
+enum class table_tag : std::uint32_t { hello = 1, pull = 2, read = 3, push = 4, save = 5, reply = 6, orphan = 7 };
 
 struct table_request {
-  std::uint64_t layout = 0;    // of the rows: both sides must agree
-  std::uint64_t pushes = 0;    // of a pull or a save: the answer is to be as of so many pushes of this worker, at least
-  std::uint64_t first = 0;     // number of the first push in the worker's log
-  std::uint64_t items = 0;     // keys that follow
-  std::uint64_t object = 0;    // which sharded_table of this rank it is from: later ones have higher numbers
-  float lr = 0.0f;             // of a push
-  std::uint8_t half = 0;       // the floats that follow, or those wanted, have 16 bits
-  std::uint8_t sightings = 0;  // three floats per key follow the keys
-  std::uint8_t crowded = 0;    // the worker's log is half full: a save would help
-  std::uint8_t last = 0;       // of a push: no more follow
-  std::uint8_t gathers = 0;    // of a greeting: pushes are gathered, so their number says nothing
-  std::uint8_t unused[7] = {};
+  std::uint64_t layout = 0;  // of the rows: both sides must agree
+  std::uint64_t pushes = 0;  // of a pull or a save: the answer is to be as of so many pushes of this worker, at least
+  std::uint64_t first = 0;   // number of the first push in the worker's log
+  std::uint64_t items = 0;   // keys that follow
+  std::uint64_t object = 0;  // which sharded_table of this rank it is from: later ones have higher numbers
+  float lr = 0.0f;           // of a push
+  std::uint16_t stands_for = 0;  // 1 + the worker whose pushes these are; 0: the sender's own
+  std::uint8_t half = 0;         // the floats that follow, or those wanted, have 16 bits
+  std::uint8_t sightings = 0;    // three floats per key follow the keys
+  std::uint8_t crowded = 0;      // the worker's log is half full: a save would help
+  std::uint8_t last = 0;         // of a push: no more follow; of others: that push was made
+  std::uint8_t gathers = 0;      // of a greeting: pushes are gathered, so their number says nothing
+  std::uint8_t unused[5] = {};
 };
 
 enum class reply_status : std::uint32_t { done = 1, behind = 2, failed = 3 };
@@ -50,6 +51,9 @@ struct table_reply {
   reply_status status = reply_status::done;
   std::uint32_t half = 0;
 };
+
+// What the reply to `orphan` holds: a worker, or these.
+inline constexpr std::uint32_t no_orphan_yet = 0xffffffff, no_orphan = 0xfffffffe;
 
 // Pushes that a server keeps for one that hasn't come yet.
 inline constexpr std::uint64_t most_early = 4096;
