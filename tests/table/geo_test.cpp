@@ -1,0 +1,372 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+
+#include <heddle/comm/lossy.hpp>
+#include <heddle/comm/threads_messenger.hpp>
+#include <heddle/table/geo_table.hpp>
+#include <heddle/table/table_server.hpp>
+
+#include "catch.hpp"
+#include "rank_check.hpp"
+
+#include <cmath>
+#include <functional>
+#include <numeric>
+#include <thread>
+
+namespace hd = heddle;
+
+namespace {
+using namespace std::chrono_literals;
+constexpr std::size_t dim = 3;
+using keys_type = std::vector<std::uint64_t>;
+using floats = std::vector<float>;
+using wire = hd::lossy<hd::threads::messenger>;
+
+hd::messenger_options quick() {
+  hd::messenger_options o;
+  o.beat = 20ms;
+  o.silence = 600ms;
+  return o;
+}
+hd::worker_options worker(int servers) {
+  hd::worker_options o;
+  o.servers = servers;
+  o.retry = 10ms;
+  return o;
+}
+
+// Servers of Table and workers, a thread each. Returns the servers' rows of `keys`, and what went wrong.
+template <class Table>
+std::pair<floats, std::string> run(int servers, int workers, const hd::losses& losses, const keys_type& keys,
+                                   const std::function<void(int, wire&)>& work) {
+  const hd::threads::meeting_place place(servers + workers);
+  const typename Table::settings how{.seed = 5, .shard_bits = 4};
+  std::vector<std::unique_ptr<Table>> parts(static_cast<std::size_t>(servers));
+  std::string failures;
+  std::mutex mutex;
+  {
+    std::vector<std::jthread> threads;
+    for (int r = 0; r < servers + workers; ++r) {
+      threads.emplace_back([&, r] {
+        try {
+          hd::threads::messenger inner(quick(), place, r);
+          hd::losses mine = losses;
+          mine.seed += static_cast<std::uint64_t>(r);
+          wire m(inner, mine);
+          if (r >= servers) return work(r - servers, m);
+          auto& part = parts[static_cast<std::size_t>(r)];
+          part = std::make_unique<Table>(hd::settings_of_server(how, r, servers));
+          hd::table_server server(*part, m, {.servers = servers, .workers = workers, .linger = 300ms});
+          server.run();
+        } catch (const std::exception& e) {
+          const std::lock_guard lock(mutex);
+          failures += e.what();
+        }
+      });
+    }
+  }
+  floats rows(keys.size() * dim);
+  for (std::size_t i = 0; failures.empty() && i < keys.size(); ++i) {
+    const auto shard = hd::detail::shard_of(hd::detail::mix(keys[i]), how.shard_bits);
+    const auto s = hd::detail::server_of(shard, static_cast<std::uint32_t>(servers), how.shard_bits);
+    parts[s]->read(std::span(&keys[i], 1), std::span(rows).subspan(i * dim, dim));
+  }
+  return {rows, failures};
+}
+const hd::losses bad{.drop = 0.1, .duplicate = 0.1, .reorder = 0.1};
+}  // namespace
+
+TEST_CASE("replicas on a sharded table send their moves in instalments, and flush sends the rest") {  // M15
+  using replica = hd::geo_table<std::uint64_t, hd::row<dim>, hd::rule::sgd, hd::initial::zero, wire>;
+  const keys_type key{7};
+  for (const int rounds : {1, 2, 4, 8}) {
+    for (const bool flushed : {false, true}) {
+      for (const bool half : {false, true}) {
+        if (half && !flushed) continue;
+        const auto [rows, failures] =
+            run<replica::server_table>(2, 4, rounds == 4 ? bad : hd::losses{}, key, [&](int w, wire& m) {
+              hd::worker_options o = worker(2);
+              o.half = half;
+              replica r({.seed = 5, .shard_bits = 4}, {}, m, o, {.workers = 4, .period = 1});
+              r.push(key, floats(dim, -static_cast<float>(w + 1)), {.lr = 1.0f});             // moves 1, 2, 3, 4
+              for (int t = 1; t < rounds; ++t) r.push(key, floats(dim, 0.0f), {.lr = 1.0f});  // touches it
+              RANK_CHECK(r.exchanges() == static_cast<std::uint64_t>(rounds));
+              if (flushed) return r.finish();
+              floats seen(dim);
+              r.read(key, seen);  // the servers have its pushes
+            });
+        INFO(rounds << (flushed ? ", flushed" : "") << (half ? ", half" : ""));
+        if (flushed) CHECK(failures.empty());
+        if (!flushed) continue;
+        for (const float x : rows) CHECK(x == Approx(10.0f).epsilon(half ? 4e-3 : 1e-6));
+      }
+    }
+  }
+}
+
+TEST_CASE("an instalment is the stated part of what is kept") {
+  using replica = hd::geo_table<std::uint64_t, hd::row<dim>, hd::rule::sgd, hd::initial::zero, wire>;
+  const keys_type key{9};
+  std::atomic<int> ready{0};
+  floats seen[8];
+  const auto [rows, failures] = run<replica::server_table>(1, 4, {}, key, [&](int w, wire& m) {
+    replica r({.seed = 5, .shard_bits = 4}, {}, m, worker(1), {.workers = 4, .period = 1});
+    const auto meet = [&](int at) {
+      ++ready;
+      while (ready < at) std::this_thread::sleep_for(100us);
+    };
+    for (int t = 0; t < 8; ++t) {
+      r.push(key, floats(dim, t == 0 ? -static_cast<float>(w + 1) : 0.0f), {.lr = 1.0f});
+      floats mine(dim);
+      r.read(key, mine);
+      meet(8 * t + 4);
+      if (w == 0) {
+        seen[t].resize(dim);
+        r.read(key, seen[t]);
+      }
+      meet(8 * t + 8);
+    }
+    r.finish();
+  });
+  CHECK(failures.empty());
+  for (int t = 0; t < 8; ++t) {
+    REQUIRE(seen[t].size() == dim);
+    CHECK(static_cast<double>(seen[t][0]) == Approx(10.0 * (1.0 - std::pow(0.75, t + 1))));
+  }
+}
+
+TEST_CASE("one replica alone is plain training, and every key is one like any other") {
+  using replica = hd::geo_table<std::uint64_t, hd::row<dim>, hd::rule::adagrad, hd::initial::uniform, wire>;
+  const keys_type keys{0, ~std::uint64_t{0}, std::uint64_t{1} << 63, 5, 5, 0};
+  hd::sparse_table<std::uint64_t, hd::row<dim>, hd::rule::adagrad> expected({.seed = 5, .shard_bits = 4});
+  const auto gradient = [&](int t) {
+    floats g(keys.size() * dim);
+    for (std::size_t i = 0; i < g.size(); ++i) g[i] = hd::random_uniform(3, static_cast<std::uint64_t>(t), i) - 0.5f;
+    return g;
+  };
+  for (int t = 0; t < 10; ++t) expected.push(keys, gradient(t), {.lr = 0.1f});
+  const auto [rows, failures] = run<replica::server_table>(2, 1, {}, keys, [&](int, wire& m) {
+    replica r({.seed = 5, .shard_bits = 4}, {}, m, worker(2), {.period = 3});
+    floats before(keys.size() * dim), begin(dim);
+    r.pull(keys, before);
+    hd::initial::uniform{}.fill<dim>(begin.data(), 5, 0, 0);
+    RANK_CHECK(std::equal(begin.begin(), begin.end(), before.begin()));
+    floats spoilt = gradient(0);
+    spoilt.assign(spoilt.size(), std::nanf(""));
+    r.push(keys, spoilt, {.lr = 0.1f});
+    RANK_CHECK(r.rejected() == keys.size());
+    r.push(keys_type{}, floats{}, {.lr = 0.1f});
+    for (int t = 0; t < 10; ++t) r.push(keys, gradient(t), {.lr = 0.1f});
+    RANK_CHECK_THROWS_AS(r.push(keys, floats(1)), hd::argument_error);
+    RANK_CHECK_THROWS_AS(r.pull(keys, std::span<float>{}), hd::argument_error);
+    floats huge(2 * dim, 3e38f);
+    r.push(keys_type{5, 5}, huge, {.lr = 1.0f});  // whose sum isn't finite
+    RANK_CHECK(r.rejected() == keys.size() + 1);
+    r.finish();
+  });
+  CHECK(failures.empty());
+  floats wanted(rows.size());
+  expected.read(keys, wanted);
+  for (std::size_t i = 0; i < rows.size(); ++i) CHECK(rows[i] == Approx(wanted[i]).epsilon(1e-5));
+  hd::threads::meeting_place place(2);
+  hd::threads::messenger inner(quick(), place, 1);
+  wire m(inner, {});
+  for (const auto spoil : {+[](hd::worker_options&, hd::geo_table_options& g) { g.period = 0; },
+                           +[](hd::worker_options&, hd::geo_table_options& g) { g.part = 1.5; },
+                           +[](hd::worker_options&, hd::geo_table_options& g) { g.workers = 0; },
+                           +[](hd::worker_options& o, hd::geo_table_options&) { o.gather = 9; }}) {
+    hd::worker_options o = worker(1);
+    hd::geo_table_options g;
+    spoil(o, g);
+    CHECK_THROWS_AS(replica({}, {}, m, o, g), hd::argument_error);
+  }
+}
+
+namespace {
+using counting = hd::sparse_table<std::uint64_t, hd::row<dim>, hd::rule::sum, hd::initial::zero>;
+using tag = hd::detail::table_tag;
+
+// What a worker says, message by message.
+void say(hd::threads::messenger& m, tag t, std::uint64_t id, hd::detail::table_request h, const keys_type& keys = {}) {
+  h.items = keys.size();
+  hd::detail::byte_writer out;
+  out.put(h);
+  out.put(keys.data(), 8 * keys.size());
+  const floats ones(t == tag::push ? dim * keys.size() : 0, 1.0f);
+  out.put(ones.data(), 4 * ones.size());
+  REQUIRE(m.try_send(0, static_cast<std::uint32_t>(t), id,
+                     hd::payload(std::span<const std::byte>(out.data(), out.size()))));
+}
+}  // namespace
+
+TEST_CASE("a server that started again without having heard a greeting takes any word for one") {
+  // A former job has left; the table has that.
+  counting part({.shard_bits = 4});
+  constexpr std::uint32_t whole = 0x4000, presence = 0x8000;
+  for (std::uint32_t w = 0; w < 2; ++w) {
+    part.note_sequence(w, 7), part.note_sequence(w + whole, 7), part.note_sequence(w + presence, 1);
+  }
+  const auto layout = part.layout_number();
+  for (const auto first : {tag::push, tag::pull}) {
+    hd::threads::meeting_place place(3);
+    hd::threads::messenger home(quick(), place, 0), one(quick(), place, 1), two(quick(), place, 2);
+    hd::table_server server(part, home, {.workers = 2, .staleness = 0, .ordered = true});
+    one.connect(0), two.connect(0);
+    const auto serve = [&] {
+      while (server.serve(20ms)) {
+      }
+    };
+    serve();
+    CHECK(server.all_gone());
+    // Words from before that save don't bring it back, nor does one that says that it leaves.
+    say(one, tag::push, 7, {.layout = layout, .object = 5}, {1});
+    say(one, tag::pull, 9, {.layout = layout, .pushes = 6, .object = 5}, {1});
+    say(one, tag::save, 10, {.layout = layout, .pushes = 7, .object = 5, .last = 1});
+    serve();
+    CHECK(server.all_gone());
+    say(two, tag::pull, 11, {.layout = layout, .pushes = 7, .object = 5}, {1});
+    serve();
+    CHECK_FALSE(server.all_gone());
+    say(one, first, first == tag::push ? 8 : 11, {.layout = layout, .pushes = 7, .object = 5}, {1});
+    serve();
+    CHECK(server.applied(0) == 7);  // a step waits for the second worker, who is here, too
+    if (first == tag::pull) say(one, tag::push, 8, {.layout = layout, .object = 5}, {1});
+    say(two, tag::push, 8, {.layout = layout, .object = 5}, {1});
+    serve();
+    CHECK(server.applied(0) == 8);
+    CHECK(server.applied(1) == 8);
+    part.forget_sequences();
+    for (std::uint32_t w = 0; w < 2; ++w) {
+      part.note_sequence(w, 7), part.note_sequence(w + whole, 7), part.note_sequence(w + presence, 1);
+    }
+  }
+  part.forget_sequences();
+  CHECK(part.sequence_of(0) == 0);
+}
+
+TEST_CASE("a dead worker's batches go to one who asks, once each, also if that one dies") {
+  constexpr int batches = 30;
+  for (const bool again : {false, true}) {
+    hd::threads::meeting_place place(4);
+    std::atomic<int> pushed{0};
+    std::atomic<int> heirs{0};
+    // A batch of a worker is one key of its own.
+    const auto train = [&](int self, wire& m, int until) {
+      for (int of = self; of >= 0;) {
+        hd::worker_options o = worker(1);
+        o.resumes = o.stands_for >= 0;
+        if (of != self) o.stands_for = of, o.resumes = true;
+        hd::sharded_table<counting, wire> t({.seed = 5, .shard_bits = 4}, m, o);
+        if (of != self) ++heirs;
+        for (int b = static_cast<int>(t.pushed_before()); b < batches; ++b) {
+          if (b == until && (of == self || again)) {
+            t.flush();
+            place.kill(1 + self);
+            return;
+          }
+          const keys_type key{static_cast<std::uint64_t>(1000 * of + b)};
+          floats row(dim);
+          t.pull(key, row);
+          t.push(key, floats(dim, 1.0f), {.lr = 1.0f});
+          ++pushed;
+        }
+        t.finish();
+        of = t.next_orphan();
+      }
+    };
+    counting part({.seed = 5, .shard_bits = 4});
+    std::string failure;
+    std::mutex mutex;
+    {
+      std::vector<std::jthread> threads;
+      for (int r = 0; r < 4; ++r) {
+        threads.emplace_back([&, r] {
+          try {
+            hd::threads::messenger inner(quick(), place, r);
+            wire m(inner, {.drop = 0.05, .duplicate = 0.05, .reorder = 0.05, .seed = static_cast<std::uint64_t>(r)});
+            // Worker 2 dies in its own; worker 1 dies in its own, or, again, later in what it took over.
+            if (r > 0) return train(r - 1, m, r == 3 ? 11 : r == 2 && again ? 20 : batches + 1);
+            hd::table_server server(part, m, {.workers = 3, .on_death = hd::worker_death::reassign, .linger = 300ms});
+            server.run();
+          } catch (const std::exception& e) {
+            const std::lock_guard lock(mutex);
+            failure = e.what();
+          }
+        });
+      }
+    }
+    CHECK(failure == "");
+    CHECK(heirs == (again ? 2 : 1));
+    CHECK(part.size() == 3 * batches);
+    std::size_t ones = 0;
+    part.for_each([&](const auto& r) { ones += r.weights[0] == 1.0f; });
+    CHECK(ones == 3 * batches);
+  }
+}
+
+TEST_CASE("whose data was given away is told, and who is left without an heir is named") {
+  counting part({.shard_bits = 4});
+  hd::threads::meeting_place place(3);
+  hd::threads::messenger home(quick(), place, 0);
+  auto one = std::make_unique<hd::threads::messenger>(quick(), place, 1);
+  hd::threads::messenger two(quick(), place, 2);
+  hd::table_server server(part, home, {.workers = 2, .on_death = hd::worker_death::reassign, .join = 100ms});
+  one->connect(0), two.connect(0);
+  const auto serve = [&] {
+    while (server.serve(20ms)) {
+    }
+  };
+  serve();
+  const auto layout = part.layout_number();
+  const auto said = [&](std::uint64_t id) {  // the reply to an `orphan`, or why it failed
+    serve();
+    std::pair<std::uint32_t, std::string> out{0, "nothing"};
+    while (const auto m = two.receive(20ms)) {
+      if (m->kind != hd::message_kind::data || m->id != id) continue;
+      hd::detail::byte_reader in(m->body.data(), m->body.size(), "a reply");
+      const auto head = in.get<hd::detail::table_reply>();
+      if (head.status == hd::detail::reply_status::failed)
+        out = {0, std::string(reinterpret_cast<const char*>(in.take(in.left())), m->body.size() - sizeof head)};
+      else
+        out = {in.get<std::uint32_t>(), ""};
+    }
+    return out;
+  };
+  say(*one, tag::hello, 1, {.layout = layout, .object = 5});
+  say(two, tag::hello, 1, {.layout = layout, .object = 5});
+  say(two, tag::push, 1, {.layout = layout, .object = 5, .last = 1});
+  say(two, tag::orphan, 2, {.layout = layout, .object = 5, .last = 1});
+  CHECK(said(2).first == hd::detail::no_orphan_yet);
+  place.kill(1);
+  one.reset();
+  std::this_thread::sleep_for(700ms);
+  for (int i = 0; i < 2; ++i) {  // the same one, however often it is asked for
+    say(two, tag::orphan, 3, {.layout = layout, .object = 5, .last = 1});
+    CHECK(said(3).first == 0);
+  }
+  say(two, tag::hello, 4, {.layout = layout, .object = 6, .stands_for = 1});
+  serve();
+  // It wasn't dead, only silent.
+  hd::threads::messenger back(quick(), place, 1);
+  back.connect(0);
+  serve();
+  say(back, tag::push, 1, {.layout = layout, .object = 5}, {1});
+  serve();
+  CHECK(server.applied(0) == 0);
+  std::string why;
+  while (const auto m = back.receive(20ms))
+    if (m->kind == hd::message_kind::data) why.assign(reinterpret_cast<const char*>(m->body.data()), m->body.size());
+  CHECK(why.find("its data was given to rank 2") != std::string::npos);
+  say(two, tag::pull, 6, {.layout = layout, .object = 6, .stands_for = 77}, {1});
+  CHECK(said(6).second.find("stands for worker 76") != std::string::npos);
+  // Nobody is left.
+  place.kill(2), place.kill(1);
+  std::string named;
+  try {
+    server.run();
+  } catch (const hd::comm_error& e) {
+    named = e.what();
+  }
+  CHECK(named.find("(peer 1)") != std::string::npos);
+}
