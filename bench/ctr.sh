@@ -62,7 +62,7 @@ if (need_mpi "parameter servers") && mpirun --version | grep -qE "Open MPI|OpenR
   for n in 1 2; do
     for batch in 1 128; do
       few=("${generated[@]}") && [ $batch != 1 ] || few+=(--rows 6000)
-      mpirun -np $((2 * n)) "${launch[@]}" "${few[@]}" --model fm --mode async --servers $n --workers $n --batch $batch \
+      mpirun -np $((2 * n)) "${launch[@]}" "${few[@]}" --model fm --mode async_ps --servers $n --workers $n --batch $batch \
         >"$folder/said"
       awk '/rows\/s;/ { for (i = 2; i <= NF; i++) if ($i == "rows/s;") rate = $(i - 1) }
            /workers sent/ { bytes = $3; messages = $6 }

@@ -37,9 +37,14 @@ template <std::size_t Factors, class Table> bool tell(const job& j, Table& table
       static_cast<unsigned long long>(table.checksum()));
   if (o.mode == "sync")
     std::printf("staleness: none, a step's pushes take effect together\n");
-  else if (o.over != "mpi" && m.pushes > 0)
+  else if (m.counted > 0)
     std::printf("staleness: %.2f pushes of others on average between a pull and its push, %zu at most\n",
-                static_cast<double>(m.staleness) / static_cast<double>(m.pushes), static_cast<std::size_t>(m.most));
+                static_cast<double>(m.staleness) / static_cast<double>(m.counted), static_cast<std::size_t>(m.most));
+  if (o.on_death == "reassign") {
+    std::printf("of %zu batches %zu were pushed, each once\n", static_cast<std::size_t>(m.batches),
+                static_cast<std::size_t>(m.applied));
+    if (m.batches != m.applied) throw std::runtime_error("batches were lost, or pushed twice");
+  }
   if (m.sent_bytes > 0)
     std::printf("workers sent %.1f bytes and %.5f messages a row\n", static_cast<double>(m.sent_bytes) / rows,
                 static_cast<double>(m.sent_messages) / rows);
@@ -69,9 +74,12 @@ struct hogwild_mode {
                                         {"staleness", o.staleness != standard.staleness},
                                         {"gather", o.gather != standard.gather},
                                         {"half", o.half},
+                                        {"period", o.period != standard.period},
+                                        {"on-death", o.on_death != standard.on_death},
                                         {"kill-server-at", o.kill_at != 0},
+                                        {"kill-worker-at", o.kill_worker_at != 0},
                                         {"save-every", o.save_every != standard.save_every}})
-      if (given) throw usage_error(std::string("--") + option + " needs servers: --mode async or sync");
+      if (given) throw usage_error(std::string("--") + option + " needs servers: --mode async_ps, sync or geo_sgd");
     if (o.memory == 0) {
       table_of_rows<Factors> table(settings_of<table_of_rows<Factors>>(o));
       return train<Factors>(j, table);
@@ -107,20 +115,39 @@ struct hogwild_mode {
 /// Workers with parameter servers.
 struct served_mode {
   const char* name;
-  bool ordered;
+  bool ordered = false, replicas = false;
 
   template <std::size_t Factors> bool run(const job& j) const {
-    const options& o = j.o;
+    check(j.o);
+    return replicas ? train<Factors, table_of_sums<Factors>>(j) : train<Factors, table_of_rows<Factors>>(j);
+  }
+
+ private:
+  void check(const options& o) const {
     if (o.memory != 0) throw usage_error("--memory goes with --mode hogwild");
-    if (ordered && (o.gather != 0 || o.staleness != 0))
-      throw usage_error("--gather and --staleness go with --mode async");
+    if ((ordered || replicas) && (o.gather != 0 || o.staleness != 0))
+      throw usage_error("--gather and --staleness go with --mode async_ps");
     if (o.staleness != 0 && o.gather != 0) throw usage_error("--staleness and --gather exclude each other");
-    table_of_rows<Factors> table(settings_of<table_of_rows<Factors>>(o));
+    if (!replicas && o.period != options{}.period) throw usage_error("--period goes with --mode geo_sgd");
+    if (o.on_death != "report" && o.on_death != "reassign")
+      throw usage_error("--on-death is '" + o.on_death + "', allowed are report, reassign");
+    if (o.on_death == "reassign" && (replicas || o.gather != 0))
+      throw usage_error("--on-death reassign needs a push a batch: not with --mode geo_sgd or --gather");
+    if (o.kill_worker_at != 0 && o.workers == 1)
+      throw usage_error("--kill-worker-at needs another worker, which goes on: --workers 2");
+    if ((o.kill_at != 0 || o.kill_worker_at != 0) && o.over != "processes")
+      throw usage_error("--kill-server-at and --kill-worker-at kill a process: --over processes");
+    if (o.over == "mpi" && o.on_death != "report")
+      throw usage_error("--on-death reassign isn't for MPI, which ends the job with a process");
+  }
+
+  template <std::size_t Factors, class Table> bool train(const job& j) const {
+    const options& o = j.o;
+    Table table(settings_of<Table>(o));
     const std::size_t done = o.resume.empty() ? 0 : resume(table, o.resume);
     const folder dir;
     bool tells;
 #if defined(CTR_MPI)
-    if (o.kill_at != 0) throw usage_error("--kill-server-at isn't for MPI, which starts no process again");
     int rank = 0, ranks = 0;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
@@ -140,7 +167,6 @@ struct served_mode {
     print_head();
     const std::string parts = dir.file("part-");
     if (o.over == "threads") {
-      if (o.kill_at != 0) throw usage_error("--kill-server-at kills a process: --over processes");
       tells = train_served<Factors>(o, j.data, ordered, done, table, parts, dir, j.measured, as_threads{});
     } else {
 #if defined(CTR_ZMQ)
@@ -155,7 +181,9 @@ struct served_mode {
 };
 
 // One more mode is one more entry: a name and run<Factors>(job).
-constexpr std::tuple modes{hogwild_mode{"hogwild"}, served_mode{"async", false}, served_mode{"sync", true}};
+constexpr std::tuple modes{hogwild_mode{"hogwild"}, served_mode{"async_ps"},
+                           served_mode{.name = "sync", .ordered = true},
+                           served_mode{.name = "geo_sgd", .replicas = true}};
 
 template <std::size_t Factors> bool run(const options& o, const data_set& data, meters& m) {
   bool found = false, met = false;
@@ -183,7 +211,7 @@ int main_of(int argc, char** argv) {
 #if defined(CTR_MPI)
     o.over = "mpi";
     if (o.mode == "hogwild")
-      throw usage_error("ctr_mpi has --mode async and sync; hogwild is for threads of one process");
+      throw usage_error("ctr_mpi has --mode async_ps, sync and geo_sgd; hogwild is for threads of one process");
 #else
     if (o.over != "threads" && o.over != "processes")
       throw usage_error("--over is '" + o.over + "', allowed are threads, processes");

@@ -6,7 +6,7 @@
 #pragma once
 
 #include <heddle/comm/threads_messenger.hpp>
-#include <heddle/table/sharded_table.hpp>
+#include <heddle/table/geo_table.hpp>
 #include <heddle/table/table_server.hpp>
 #if defined(CTR_MPI)
 #include <heddle/comm/mpi_messenger.hpp>
@@ -66,6 +66,9 @@ struct as_threads {
     const hd::threads::meeting_place place(ranks);
     std::mutex mutex;
     std::exception_ptr failure;
+    // All of them before any is used: where one can't be made, no other one waits for it.
+    std::vector<std::unique_ptr<hd::threads::messenger>> messengers;
+    for (int r = 0; r < ranks; ++r) messengers.push_back(std::make_unique<hd::threads::messenger>(prompt(), place, r));
     {
       std::vector<std::jthread> threads;
       std::promise<void> all;  // is broken where a thread can't be started: then no other one waits for it
@@ -74,8 +77,8 @@ struct as_threads {
         threads.emplace_back([&, start, r] {
           try {
             start.get();
-            hd::threads::messenger m(prompt(), place, r);
-            f(r, m);
+            const auto m = std::move(messengers[static_cast<std::size_t>(r)]);  // says goodbye when this ends
+            f(r, *m);
           } catch (...) {
             const std::lock_guard lock(mutex);
             if (!failure) failure = std::current_exception();
@@ -98,12 +101,17 @@ struct as_mpi {
       hd::mpi::messenger messenger(prompt(), MPI_COMM_WORLD);
       f(rank, messenger);
     }
-    std::uint64_t counts[] = {m.rows, m.pushes, m.sent_bytes, m.sent_messages}, sums[4] = {};
-    MPI_Allreduce(counts, sums, 4, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
-    m.rows = sums[0], m.pushes = sums[1], m.sent_bytes = sums[2], m.sent_messages = sums[3];
-    double mine = m.seconds, longest = 0.0;
-    MPI_Allreduce(&mine, &longest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
-    m.seconds = longest;
+    std::atomic<std::uint64_t>* const all[] = {&m.rows,          &m.pushes,  &m.sent_bytes,
+                                               &m.sent_messages, &m.counted, &m.staleness};
+    for (auto* const count : all) {
+      std::uint64_t mine = *count, sum = 0;
+      MPI_Allreduce(&mine, &sum, 1, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
+      *count = sum;
+    }
+    double mine[] = {m.seconds, static_cast<double>(m.most)}, longest[2] = {};
+    MPI_Allreduce(mine, longest, 2, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+    m.seconds = longest[0];
+    m.most = static_cast<std::uint64_t>(longest[1]);
     return rank == static_cast<int>(o.servers);
   }
 };
@@ -167,7 +175,13 @@ struct as_processes {
     for (bool busy = true; busy;) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
       busy = false;
-      for (auto& p : all) busy = !p->ended() || busy;
+      for (auto& p : all) busy = (p && !p->ended()) || busy;
+      if (o.kill_worker_at != 0 && all.back() && m.pushes >= o.kill_worker_at && !all.back()->ended()) {
+        all.back().reset();
+        std::printf("worker %zu killed after %zu pushes, %zu of its own\n", o.workers - 1, o.kill_worker_at,
+                    static_cast<std::size_t>(m.steps[o.workers - 1]));
+        std::fflush(stdout);
+      }
       if (o.kill_at != 0 && then.empty() && m.pushes >= o.kill_at && !all[0]->ended()) {
         all[0].reset();
         killed = clock::now();
@@ -177,7 +191,8 @@ struct as_processes {
       }
       // A step may have had its answers before. A later one needs the server.
       for (std::size_t w = 0; waiting && w < o.workers; ++w) {
-        if (m.steps[w] < then[w] + 2 && !all[o.servers + w]->ended()) break;
+        auto& p = all[o.servers + w];
+        if (m.steps[w] < then[w] + 2 && p && !p->ended()) break;
         if (w + 1 < o.workers) continue;
         std::printf("server 0 killed after %zu pushes; all workers at work again after %.3f s\n", o.kill_at,
                     since(killed));
@@ -185,6 +200,9 @@ struct as_processes {
         waiting = false;
       }
     }
+    if (o.kill_worker_at != 0 && all.back())
+      throw usage_error("--kill-worker-at " + std::to_string(o.kill_worker_at) + " was not reached: there were " +
+                        std::to_string(m.pushes) + " pushes");
     if (o.kill_at != 0 && then.empty())
       throw usage_error("--kill-server-at " + std::to_string(o.kill_at) + " was not reached: there were " +
                         std::to_string(m.pushes) + " pushes");
@@ -194,18 +212,24 @@ struct as_processes {
 #endif
 /// @}
 
-/// A worker: its part of the rows, and pushes to the servers.
-template <std::size_t Factors, class Messenger>
-void work(const options& o, const data_set& d, std::size_t worker, std::size_t done, Messenger& messenger, meters& m) {
-  using table = table_of_rows<Factors>;
-  hd::worker_options wo;
-  wo.servers = static_cast<int>(o.servers);
-  wo.gather = o.gather;
-  wo.half = o.half;
-  wo.retry = std::chrono::milliseconds(20);
-  hd::sharded_table<table, Messenger> store(settings_of<table>(o), messenger, wo);
-  trainee<Factors, decltype(store)> mine(o, d, store);
-  const auto training = d.open(true, {.rank = worker,
+/// A worker's view of the table: a sharded_table, or the replica of geo_sgd.
+template <class Table, class Messenger>
+auto store_of(const options& o, Messenger& messenger, const hd::worker_options& wo) {
+  using key = typename Table::key_type;
+  using row = typename Table::row_type;
+  if constexpr (std::is_same_v<Table, table_of_sums<Table::dim - 1>>)
+    return hd::geo_table<key, row, hd::rule::adagrad, beginning, Messenger>(
+        settings_of<Table>(o), {}, messenger, wo, {.workers = static_cast<int>(o.workers), .period = o.period});
+  else
+    return hd::sharded_table<Table, Messenger>(settings_of<Table>(o), messenger, wo);
+}
+
+/// Trains on a worker's share of the rows, behind what has been pushed of it.
+template <std::size_t Factors, class Store, class Messenger>
+void work(const options& o, const data_set& d, std::size_t share_of, bool prints, std::size_t done, Store& store,
+          Messenger& messenger, meters& m) {
+  trainee<Factors, Store> mine(o, d, store);
+  const auto training = d.open(true, {.rank = share_of,
                                       .ranks = o.workers,
                                       .epochs = o.epochs,
                                       .first_epoch = done,
@@ -214,19 +238,21 @@ void work(const options& o, const data_set& d, std::size_t worker, std::size_t d
   const auto sent = messenger.counts();
   progress line;
   double seconds = 0.0;
+  std::uint64_t batches = 0;
   for (std::size_t epoch = done + 1; epoch <= done + o.epochs; ++epoch) {
     const auto start = clock::now();
     const std::uint64_t before = m.rows;
     double sum = 0.0, count = 0.0;
     for (rows r; training->pop(0, r);) {
+      if (batches++ < store.pushed_before()) continue;
       sum += mine.learn(r, m);
       count += static_cast<double>(r.size());
-      m.steps[worker].fetch_add(1, std::memory_order_relaxed);
-      if (worker == 0) line.tell(epoch, sum / count, m);
+      m.steps[share_of].fetch_add(1, std::memory_order_relaxed);
+      if (prints) line.tell(epoch, sum / count, m);
     }
     const double now = since(start);
     seconds += now;
-    if (worker != 0) continue;
+    if (!prints) continue;
     line.clear();
     const point p{static_cast<double>(epoch), seconds, static_cast<double>(m.rows - before) / now,
                   sum / std::max(count, 1.0), mine.judge(d)};
@@ -239,32 +265,62 @@ void work(const options& o, const data_set& d, std::size_t worker, std::size_t d
   const auto all = messenger.counts();
   m.sent_bytes += all.bytes_sent - sent.bytes_sent;
   m.sent_messages += all.messages_sent - sent.messages_sent;
+  m.batches += batches;
   store.finish();
+}
+
+/// A worker: its share of the rows, and then those of workers that have died, where the others take these over.
+template <std::size_t Factors, class Table, class Messenger>
+void work_all(const options& o, const data_set& d, std::size_t worker, std::size_t done, Messenger& messenger,
+              meters& m) {
+  hd::worker_options wo;
+  wo.servers = static_cast<int>(o.servers);
+  wo.gather = o.gather;
+  wo.half = o.half;
+  wo.retry = std::chrono::milliseconds(20);
+  for (int share_of = static_cast<int>(worker); share_of >= 0;) {
+    auto store = store_of<Table>(o, messenger, wo);
+    const auto number = static_cast<std::size_t>(share_of);
+    work<Factors>(o, d, number, worker == 0 && number == 0, done, store, messenger, m);
+    share_of = -1;
+    if constexpr (requires { store.next_orphan(); })
+      if (o.on_death == "reassign") share_of = store.next_orphan();
+    if (share_of >= 0) std::printf("worker %zu takes over the rows of worker %d\n", worker, share_of);
+    wo.stands_for = share_of;
+    wo.resumes = true;
+  }
 }
 
 /// Trains by servers and workers, and loads what the servers have saved into `table`. Returns whether this process
 /// tells the result.
-/// @param path What to resume from, or nothing. @param done Epochs that are in it.
-template <std::size_t Factors, class Transport>
-bool train_served(const options& o, const data_set& d, bool ordered, std::size_t done, table_of_rows<Factors>& table,
+/// @param parts What the servers' files are called, but for a number. @param done Epochs that are in what is resumed.
+template <std::size_t Factors, class Table, class Transport>
+bool train_served(const options& o, const data_set& d, bool ordered, std::size_t done, Table& table,
                   const std::string& parts, const folder& dir, meters& m, const Transport& transport) {
-  using part = table_of_rows<Factors>;
   std::vector<std::string> files;
   for (std::size_t s = 0; s < o.servers; ++s) files.push_back(parts + std::to_string(s));
   const bool tells = transport.run(o, dir, m, [&](int rank, auto& messenger) {
     const auto r = static_cast<std::size_t>(rank);
-    if (r >= o.servers) return work<Factors>(o, d, r - o.servers, done, messenger, m);
-    part mine(hd::settings_of_server(table.options(), rank, static_cast<int>(o.servers)));
-    if (!o.resume.empty() && access(files[r].c_str(), F_OK) != 0) mine.load(o.resume);
+    if (r >= o.servers) return work_all<Factors, Table>(o, d, r - o.servers, done, messenger, m);
+    Table mine(hd::settings_of_server(table.options(), rank, static_cast<int>(o.servers)));
+    if (!o.resume.empty() && access(files[r].c_str(), F_OK) != 0) {
+      mine.load(o.resume);
+      mine.forget_sequences();  // these workers count from 1
+    }
     hd::server_options so;
     so.servers = static_cast<int>(o.servers);
     so.workers = static_cast<int>(o.workers);
     if (ordered || o.staleness != 0) so.staleness = ordered ? 0 : o.staleness;
     so.ordered = ordered;
+    if (o.on_death == "reassign") so.on_death = hd::worker_death::reassign;
     so.path = files[r];
     so.save_every = o.save_every;
+    so.join = std::chrono::seconds(20);  // less than workers wait, who may wait for one that died unknown to this life
     hd::table_server server(mine, messenger, so);
     server.run();
+    const hd::table_staleness& s = server.staleness();
+    m.note_staleness(s.pushes, s.sum, s.most);
+    for (std::size_t w = 0; r == 0 && w < o.workers; ++w) m.applied += server.applied(static_cast<int>(w)) - 1;
   });
   if (tells) table.load(files);
   return tells;

@@ -36,10 +36,14 @@ using table_of_rows = hd::sparse_table<std::uint64_t, hd::row<1 + Factors>,
                                        std::conditional_t<Factors == 0, hd::rule::ftrl, hd::rule::adagrad>, beginning,
                                        Admission, Eviction>;
 
+/// What the servers of geo_sgd hold: they add up what replicas have moved, which train by AdaGrad.
+template <std::size_t Factors>
+using table_of_sums = hd::sparse_table<std::uint64_t, hd::row<1 + Factors>, hd::rule::sum, beginning>;
+
 /// The settings that the options name.
 template <class Table> typename Table::settings settings_of(const options& o) {
   typename Table::settings s;
-  if constexpr (Table::dim == 1) {
+  if constexpr (requires { s.rule.l1; }) {
     s.rule.l1 = static_cast<float>(o.l1);
     s.rule.l2 = static_cast<float>(o.l2);
   }
@@ -97,7 +101,9 @@ struct point {
 /// Counts that threads, and processes that come of this one, share.
 struct meters {
   static constexpr std::size_t most_points = 1000;
-  std::atomic<std::uint64_t> rows{0}, pushes{0}, staleness{0}, most{0}, sent_bytes{0}, sent_messages{0}, points{0};
+  std::atomic<std::uint64_t> rows{0}, pushes{0}, sent_bytes{0}, sent_messages{0}, points{0};
+  std::atomic<std::uint64_t> counted{0}, staleness{0}, most{0};  // pushes whose staleness is known, its sum, the most
+  std::atomic<std::uint64_t> batches{0}, applied{0};             // of workers' shares; of those the servers have taken
   std::atomic<double> seconds{0};              // of the worker that has trained longest, without judging
   std::atomic<std::uint64_t> steps[256] = {};  // of each worker
   point curve[most_points];
@@ -106,9 +112,10 @@ struct meters {
     for (Number known = to; x > known && !to.compare_exchange_weak(known, x);) {
     }
   }
-  void note_staleness(std::uint64_t others) {
-    staleness.fetch_add(others, std::memory_order_relaxed);
-    raise(most, others);
+  void note_staleness(std::uint64_t pushed, std::uint64_t sum, std::uint64_t longest) {
+    counted.fetch_add(pushed, std::memory_order_relaxed);
+    staleness.fetch_add(sum, std::memory_order_relaxed);
+    raise(most, longest);
   }
   void add(const point& p) {
     if (points < most_points) curve[points++] = p;
@@ -143,15 +150,16 @@ inline void print(const point& p) {
 }
 
 /// Pulls what a batch needs, and pushes its gradients.
-/// @tparam Store A sparse_table or a sharded_table.
+/// @tparam Store A sparse_table, a sharded_table or a geo_table.
 template <std::size_t Factors, class Store> class trainee {
  public:
   static constexpr std::size_t dim = 1 + Factors;
 
   trainee(const options& o, const data_set& d, Store& store)
-      : rate_(static_cast<float>(o.rate > 0.0   ? o.rate
-                                 : Factors == 0 ? 0.2
-                                                : 0.05)),
+      : rate_(static_cast<float>(o.rate > 0.0                          ? o.rate
+                                 : Factors == 0 && o.mode != "geo_sgd" ? 0.2
+                                                                       : 0.05)),
+        shared_(o.mode == "hogwild"),
         store_(store),
         model_(kind_of(o), d.fields(), o.hidden) {}
 
@@ -171,7 +179,8 @@ template <std::size_t Factors, class Store> class trainee {
     }
     model_.backward(r, weights_, logits_, gradients_);
     store_.push(keys_, gradients_, {.lr = rate_});
-    m.note_staleness(m.pushes.fetch_add(1, std::memory_order_relaxed) - before);
+    const std::uint64_t others = m.pushes.fetch_add(1, std::memory_order_relaxed) - before;
+    if (shared_) m.note_staleness(1, others, others);  // else servers know it
     m.rows.fetch_add(r.size(), std::memory_order_relaxed);
     return loss;
   }
@@ -192,6 +201,7 @@ template <std::size_t Factors, class Store> class trainee {
 
  private:
   float rate_;
+  bool shared_;
   Store& store_;
   model<Factors> model_;
   std::vector<std::uint64_t> keys_;
