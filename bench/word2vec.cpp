@@ -140,6 +140,7 @@ int replicas(word2vec::options& o, const word2vec::vocabulary& v, int argc, char
     if (mode.starts_with("geo")) {
       how.wait = hd::geo_wait::before_next;
       how.part = std::strtod(mode.c_str() + 3, nullptr);
+      if (const auto at = mode.find(':'); at != mode.npos) how.least = std::strtoul(mode.c_str() + at + 1, nullptr, 10);
     }
     const slow_connection link{mbit > 0.0 ? 8e-6 / mbit : 0.0};
     seconds = word2vec::train_replicas<hd::lines>(o, v, m, how, link, silent, &sent).seconds;

@@ -2,16 +2,16 @@
 # SPDX-FileCopyrightText: The Heddle authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# bench/run.sh runs this: bench/word2vec.sh BINARY JSON [REPETITIONS [MEGABYTES]]
+# bench/run.sh runs this: bench/word2vec.sh BINARY JSON [REPETITIONS [MEGABYTES [EPOCHS]]]
 # One epoch over the first 16 MB of the text of examples/word2vec/corpus.sh by two threads, dimension 100, window 5,
 # 5 negatives, sample 1e-4, min-count 5: ours and each peer in turn, the median of the ratios. Counting the words first
 # is left out on all sides. Words are those of the file. Cases `.processor` divide by processor time instead of the
-# clock's: on a machine with other work they mean more.
+# clock's: on a machine with other work they mean more. EPOCHS, 3: of the replicas on slow links, ten minutes.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 source "$root/tests/support/install.sh"
 cd "$root"
-program=$1 json=$2 repetitions=${3-3} megabytes=${4-16} threads=2
+program=$1 json=$2 repetitions=${3-3} megabytes=${4-16} epochs=${5-3} threads=2
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 corpus=build/bench/corpus.txt
@@ -64,20 +64,34 @@ fi
 compare skipgram.racy "ours skipgram vector_asm" "ours skipgram racy"
 compare skipgram.relaxed "ours skipgram vector_asm" "ours skipgram relaxed"
 
-# Replicas on parameter servers: four workers, each with a link of its own, over the first 4 MB. Geo-SGD exchanges after
-# 10 batches of 10,000 words of a worker, the others after each, synchronous ones while the next batch is computed; rows
-# that were touched, as float16.
-head -c 4000000 "$folder/text" | sed '$d' >"$folder/short"
-slow() {  # slow MODE MBIT PERIOD: words per second
-  "$program" "$folder/short" replicas "$1" 4 "$2" "$3" 1 | awk -v words="$(wc -w <"$folder/short")" '{ print words / $1 }'
+# Replicas on parameter servers: four workers, each with a link of its own, as float16, batches of 10,000 words of a
+# worker. Geo-SGD exchanges half of what a vector has moved once 80 terms have changed it; the others all vectors that were
+# touched, after each batch, synchronous ones while the next batch is computed. With their last exchange, of all as floats.
+slow() {  # slow MODE MBIT: words per second
+  "$program" "$folder/text" replicas "$1" 4 "$2" 1 $epochs | awk -v words="$((words * epochs))" '{ print words / $1 }'
 }
 for link in 1gbit:1000 100mbit:100; do
-  geo=$(slow geo0.5 "${link#*:}" 10)
+  geo=$(slow geo0.5:80 "${link#*:}")
   for mode in sync:synchronous async:async_ps; do
-    awk -v name="geo.${link%:*}.${mode#*:}" -v a="$geo" -v b="$(slow "${mode%:*}" "${link#*:}" 1)" \
+    awk -v name="geo.${link%:*}.${mode#*:}" -v a="$geo" -v b="$(slow "${mode%:*}" "${link#*:}")" \
       'BEGIN { printf "RATIO %s %.0f %.0f words/s %.3f\n", name, a, b, a / b }' | tee -a "$folder/log"
   done
 done
+
+# Beyond four workers by simulation: of the processor time of a batch, and of what workers of each mode send per batch, from
+# the difference between two epochs and one over the first 4 MB.
+head -c 4000000 "$folder/text" | sed '$d' >"$folder/short"
+batches=$("$program" "$folder/short" count | awk '{ print $1 / 10000 }')
+seconds=$("$program" "$folder/short" skipgram vector_asm 1 | awk -v n="$batches" '{ print $2 / n }')
+for mode in sync async geo0.5:80; do
+  for workers in 2 4 8; do
+    { for e in 1 2; do "$program" "$folder/short" replicas $mode $workers 0 1 $e; done; } |
+      awk -v mode="${mode%0.5*}" -v w=$workers -v n="$batches" \
+        '{ m[NR] = $2 } END { printf "%s %d %.0f\n", mode, w, (m[2] - m[1]) * 1e6 * w / n }'
+  done
+done >"$folder/sent"
+cat "$folder/sent"
+python3 bench/word2vec_scale.py "$seconds" <"$folder/sent" | tee -a "$folder/log"
 
 awk 'BEGIN { print "{\"ratios\": [" }
      $1 == "RATIO" { printf "%s{\"case\": \"%s\", \"ours\": %s, \"other\": %s, \"unit\": \"%s\", \"ratio\": %s}", n++ ? ",\n" : "", $2, $3, $4, $5, $6 }

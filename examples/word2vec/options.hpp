@@ -14,9 +14,9 @@ using examples::usage_error;
 
 struct options {
   std::string train, output, analogies, similarities, nearest, mode = "hogwild";
-  std::size_t size = 100, window = 5, negative = 5, min_count = 5, epochs = 5, threads = 2, seed = 1, period = 10,
-              restrict_to = 30000;
-  double sample = 1e-4, rate = 0.0;  // 0: 0.025, or 0.05 with --cbow
+  std::size_t size = 100, window = 5, negative = 5, min_count = 5, epochs = 5, threads = 2, seed = 1, period = 1,
+              least = 80, restrict_to = 30000;
+  double sample = 1e-4, rate = 0.0, part = 0.5;  // rate 0: 0.025, or 0.05 with --cbow
   bool cbow = false, binary = false, check = false, help = false;
 };
 
@@ -31,6 +31,9 @@ inline examples::option_table table_of(options& o) {
          "synchronous have a replica each",
          o.mode);
   t.size("period", "of geo-sgd: batches of 10,000 words between exchanges", o.period, 1, 1000000);
+  t.size("least", "of geo-sgd: changes of a vector until it is exchanged", o.least, 1, 4294967295);
+  t.real("part", "of geo-sgd: of what a vector has moved that is sent, the rest follows; 0: 1 / threads", o.part, 0.0,
+         1.0);
   t.flag("cbow", "predict a word from the mean of its neighbours instead of from each (skip-gram)", o.cbow);
   t.size("size", "of a vector", o.size, 1, 4096);
   t.size("window", "most words on either side", o.window, 1, 1000);

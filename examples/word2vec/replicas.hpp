@@ -21,8 +21,8 @@ namespace word2vec {
 
 /// @name Modes of replicas: how often they push, how much of their moves, and what they wait for
 /// @{
-/// Every `period` batches, 1 / ranks of what it has moved; never waits.
-inline hd::geo_options geo_sgd(const options& o) { return {.period = o.period}; }
+/// Every `period` batches, `part` of what vectors have moved that were changed `least` times; never waits.
+inline hd::geo_options geo_sgd(const options& o) { return {.period = o.period, .part = o.part, .least = o.least}; }
 /// Every batch, all of it; waits for the answer.
 inline hd::geo_options async_ps(const options&) { return {.period = 1, .part = 1.0, .wait = hd::geo_wait::at_once}; }
 /// The same, and servers answer when everybody has pushed; as float16, while the next batch is computed.
@@ -31,10 +31,10 @@ inline hd::geo_options synchronous(const options&) {
 }
 /// @}
 
-/// Tells a replica which rows have changed.
+/// Tells a replica which rows have changed, by the terms of how many rows.
 template <class Replica> struct watched {
   Replica* replica;
-  void input(std::uint32_t word) const { replica->touch(0, word); }
+  void input(std::uint32_t word, std::size_t terms) const { replica->touch(0, word, terms); }
   void output(std::uint32_t word) const { replica->touch(1, word); }
 };
 

@@ -116,14 +116,14 @@ struct constants {
 
 /// Who wants to know which rows have changed: nobody.
 struct unwatched {
-  void input(std::uint32_t) const {}
+  void input(std::uint32_t, std::size_t) const {}
   void output(std::uint32_t) const {}
 };
 
 /// One thread's part of training. @tparam Watcher Is told which rows change.
 template <class Race, class Watcher = unwatched> class worker {
  public:
-  static constexpr std::size_t longest = 1000;  // words of a sentence
+  static constexpr std::size_t longest = 1000;  // words of a sentence, of those that count
 
   worker(const options& o, const vocabulary& v, const constants& c, model& m, std::uint64_t stream, Watcher w = {})
       : options_(o),
@@ -147,13 +147,12 @@ template <class Race, class Watcher = unwatched> class worker {
     const std::uint32_t w = words_.find(word);
     if (w == vocabulary::none) return false;
     if (constants_.keep[w] >= 1.0f || uniform() < constants_.keep[w]) sentence_.push_back(w);
-    if (++length_ == longest) end(rate);
+    if (sentence_.size() == longest) end(rate);
     return true;
   }
 
   /// Trains on the sentence that was taken.
   void end(float rate) {
-    length_ = 0;
     for (std::size_t at = 0; at < sentence_.size(); ++at) {
       const std::size_t reach = options_.window - random() % options_.window;
       const std::size_t first = at > reach ? at - reach : 0, last = std::min(at + reach + 1, sentence_.size());
@@ -218,7 +217,7 @@ template <class Race, class Watcher = unwatched> class worker {
     std::fill(error_.begin(), error_.end(), 0.0f);
     Race::exchange(own, rows_.data(), factors_.data(), t.targets, n, error);
     for (std::size_t k = 0; k < t.count; ++k) Race::add(model_.input(t.inputs[k]), error, 1.0f, n);
-    for (std::size_t k = 0; k < t.count; ++k) watcher_.input(t.inputs[k]);
+    for (std::size_t k = 0; k < t.count; ++k) watcher_.input(t.inputs[k], t.targets);
     for (std::size_t k = 0; k < t.targets; ++k) watcher_.output(t.rows[k]);
   }
 
@@ -229,7 +228,6 @@ template <class Race, class Watcher = unwatched> class worker {
   Watcher watcher_;
   std::uint64_t counter_;
   std::vector<std::uint32_t> sentence_;
-  std::size_t length_ = 0;  // words of the text in the sentence, with those that don't count
   task now_, next_;
   std::vector<float> own_, error_, factors_;
   std::vector<float*> rows_;

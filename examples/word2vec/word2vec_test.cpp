@@ -211,7 +211,9 @@ TEST_CASE("Replicas on servers learn as threads that share do, and one alone to 
     REQUIRE(std::memcmp(m.input(w), shared.input(w), m.stride() * sizeof(float)) == 0);
   o.threads = 3;
   o.period = 1;
-  for (const auto& mode : {geo_sgd(o), async_ps(o), synchronous(o)}) {
+  hd::geo_options half = geo_sgd(o);
+  half.half = true;
+  for (const auto& mode : {geo_sgd(o), half, async_ps(o), synchronous(o)}) {
     model learnt(v.size(), o.size, o.seed);
     const outcome done = train_replicas<hd::lines>(o, v, learnt, mode, hd::threads::connection{}, silent);
     CHECK(done.words == o.epochs * v.total());

@@ -304,6 +304,42 @@ TEST_CASE("Geo-SGD on servers loses no move of a row, whoever changes it when, a
   sums(lossy_connection{}, hd::geo_wait::never, 3);
 }
 
+TEST_CASE("a row that few have touched travels when it was touched often enough, or at the end") {
+  std::barrier turn(3);
+  for (const bool half : {false, true}) {
+    on_threads(3, [&](auto& comm) {
+      std::vector<float> w(4 * 2, 0.0f);  // row r is rank r's; all move row 3
+      std::vector<hd::geo_rows> rows{{w.data(), w.size(), 2, true}};
+      hd::geo_replica<hd::threads::messenger> replica(
+          hd::threads::connection{}, comm, rows,
+          {.servers = 1, .period = 1, .part = 1.0, .least = 6, .wait = hd::geo_wait::at_once, .half = half});
+      const auto rank = static_cast<std::size_t>(comm.rank());
+      for (int step = 1; step <= 4; ++step) {
+        w[2 * rank] += 1.0f;
+        replica.touch(0, rank);
+        for (int k = 0; k < 3; ++k) w[6] += 0.5f, replica.touch(0, 3, 2);
+        replica.batch();  // sends row 3 alone
+        turn.arrive_and_wait();
+        for (int k = 0; step == 4 && k < 2; ++k) replica.touch(0, rank);
+        if (step == 4) replica.batch();  // the row's sixth touch
+        turn.arrive_and_wait();
+        if (step == 4) replica.batch();
+        for (std::size_t r = 0; r < 3; ++r)
+          RANK_CHECK(w[2 * r] == (r == rank || step == 4 ? static_cast<float>(step) : 0.0f));
+        RANK_CHECK(replica.agreed(0)[2 * rank] == (step == 4 ? 4.0f : 0.0f));
+        turn.arrive_and_wait();
+      }
+      w[2 * rank + 1] += 1.0f;
+      replica.touch(0, rank);
+      replica.batch();
+      RANK_CHECK(replica.agreed(0)[2 * rank + 1] == 0.0f);
+      replica.join();
+      for (std::size_t r = 0; r < 3; ++r) RANK_CHECK((w[2 * r] == 4.0f && w[2 * r + 1] == 1.0f));
+      RANK_CHECK(w[6] == 18.0f);
+    });
+  }
+}
+
 TEST_CASE("replicas that exchange float16 are equal after join, and hold what float16 can't") {
   std::vector<std::vector<float>> out(3);
   on_threads(3, [&](auto& comm) {

@@ -28,9 +28,12 @@ enum class geo_wait : std::uint8_t {
 
 /// @brief Settings of a geo_replica, the same on all ranks.
 struct geo_options {
-  int servers = 0;                  ///< Ranks below it hold the parameters; 0: all ranks.
-  std::size_t period = 8;           ///< Batches between pushes, at least 1.
-  double part = 0.0;                ///< Of its moves that a push sends, in (0, 1]; 0: 1 / ranks. 1: nothing is kept.
+  int servers = 0;         ///< Ranks below it hold the parameters; 0: all ranks.
+  std::size_t period = 8;  ///< Batches between pushes, at least 1.
+  double part = 0.0;       ///< Of its moves that a push sends, in (0, 1]; 0: 1 / ranks. 1: nothing is kept.
+  /// Touches after which a sparse row is due: a push takes only rows touched so often since their last one, the common
+  /// ones soon, the rare ones seldom; flush() and join() take all. At least 1, below 2^32.
+  std::size_t least = 1;
   geo_wait wait = geo_wait::never;  ///< Whether batch() waits for the answer.
   bool synchronous = false;         ///< Servers answer when everybody has pushed. With wait other than never.
   /// Moves and parameters travel as float16, what is beyond 65504 as 65504; flush() and join() send floats.
@@ -75,6 +78,7 @@ template <class Messenger, class Memory = host_resource> class geo_replica {
         map_(shapes(rows_), options_.servers),
         agreed_(memory, map_.elements()),
         flags_(map_.rows(), 0),
+        touches_(options_.least > 1 ? map_.rows() : 0, 0),
         seen_(static_cast<std::size_t>(options_.servers), 0),
         since_(seen_.size(), 0) {
     require_same(comm);
@@ -93,12 +97,18 @@ template <class Messenger, class Memory = host_resource> class geo_replica {
   }
 
   /// @brief A row of sparse parameters has changed. @param which Index of the parameters. @param row Row.
+  /// @param times As how many touches this counts: for rows of which one change is as large as several of others.
   /// Throws: argument_error if there is no such row.
-  void touch(std::size_t which, std::size_t row) {
+  void touch(std::size_t which, std::size_t row, std::size_t times = 1) {
     if (which >= rows_.size() || row >= map_.rows_of(which))
       throw argument_error("heddle::geo_replica::touch: there is no row " + std::to_string(row) + " of parameters " +
                            std::to_string(which));
-    flags_[map_.first_of(which) + row] |= touched;
+    const std::size_t at = map_.first_of(which) + row;
+    flags_[at] |= touched;
+    if (!touches_.empty()) {  // up to `least`
+      const std::size_t now = touches_[at];
+      touches_[at] = static_cast<std::uint32_t>(now + (std::min)(times, options_.least - now));
+    }
   }
 
   /// @brief A batch is done: takes the answers that have come, and pushes if that is due and the last push is answered.
@@ -152,7 +162,9 @@ template <class Messenger, class Memory = host_resource> class geo_replica {
     return r;
   }
   /// Bytes held here.
-  std::size_t bytes() const noexcept { return agreed_.bytes() + flags_.size() + server_bytes_; }
+  std::size_t bytes() const noexcept {
+    return agreed_.bytes() + flags_.size() + touches_.size() * sizeof(std::uint32_t) + server_bytes_;
+  }
 
  private:
   using node = detail::row_node<Messenger, server_type>;
@@ -163,6 +175,8 @@ template <class Messenger, class Memory = host_resource> class geo_replica {
       throw argument_error("heddle::geo_replica: servers is " + std::to_string(o.servers) + " of " +
                            std::to_string(ranks) + " ranks");
     if (o.period == 0) throw argument_error("heddle::geo_replica: period is 0, allowed is 1 or above");
+    if (o.least == 0 || o.least > 0xffffffff)
+      throw argument_error("heddle::geo_replica: least is " + std::to_string(o.least) + ", allowed is 1 to 4294967295");
     if (!(o.part >= 0.0 && o.part <= 1.0))
       throw argument_error("heddle::geo_replica: part is " + std::to_string(o.part) + ", allowed is 0 to 1");
     if (o.synchronous && o.wait == geo_wait::never)
@@ -188,6 +202,7 @@ template <class Messenger, class Memory = host_resource> class geo_replica {
     mix(static_cast<std::uint64_t>(options_.servers));
     mix(options_.period);
     mix(std::bit_cast<std::uint64_t>(options_.part));
+    mix(options_.least);
     mix(static_cast<std::uint64_t>(options_.wait));
     mix(options_.synchronous);
     mix(options_.half);
@@ -205,6 +220,7 @@ template <class Messenger, class Memory = host_resource> class geo_replica {
   }
   void restart() {
     std::fill(flags_.begin(), flags_.end(), 0);
+    std::fill(touches_.begin(), touches_.end(), 0);
     settle();
   }
   // The replica is what is agreed.
@@ -230,7 +246,13 @@ template <class Messenger, class Memory = host_resource> class geo_replica {
     detail::row_writer out(half);
     map_.each(first, last, [&](const detail::row_map::row& r) {
       unsigned char& flag = flags_[r.number];
-      if (rows_[r.tensor].sparse && !(rest ? flag : flag & touched)) return;
+      if (rows_[r.tensor].sparse) {
+        if (!(rest ? flag : flag & touched)) return;
+        if (!touches_.empty()) {
+          if (!rest && touches_[r.number] < options_.least) return;
+          touches_[r.number] = 0;
+        }
+      }
       float *const now = rows_[r.tensor].values + r.begin, *const old = agreed_.data() + r.at;
       move_.resize(r.count);
       bool moved = false, finite = true;
@@ -280,8 +302,9 @@ template <class Messenger, class Memory = host_resource> class geo_replica {
   int ranks_;
   detail::row_map map_;
   buffer<float, Memory> agreed_;
-  std::vector<unsigned char> flags_;  // of each row: touched since the last push; owing, as a part was kept
-  std::vector<std::uint64_t> seen_;   // each server's clock
+  std::vector<unsigned char> flags_;    // of each row: touched since the last push; owing, as a part was kept
+  std::vector<std::uint32_t> touches_;  // of each row since its last push, where that matters
+  std::vector<std::uint64_t> seen_;     // each server's clock
   std::vector<float> move_;
   std::vector<std::size_t> since_;  // each server's batches since the last push
   std::size_t server_bytes_ = 0;

@@ -46,6 +46,8 @@ template <class Rule, class Memory> class row_server {
         sent_(memory, s.compensation > 0.0f ? values_.size() * static_cast<std::size_t>(workers) : 0),
         update_(rule, memory, values_.size(), tensors),
         changed_(rows_, 0),
+        by_(s.moves ? rows_ : 0, -1),
+        before_(by_.size(), 0),
         clients_(static_cast<std::size_t>(workers)),
         lr_scales_(tensors, 1.0f),
         decay_scales_(tensors, 1.0f) {
@@ -61,7 +63,8 @@ template <class Rule, class Memory> class row_server {
   const std::vector<piece>& pieces() const noexcept { return pieces_; }
   auto& state() noexcept { return update_; }
   std::size_t bytes() const noexcept {
-    return values_.bytes() + sent_.bytes() + update_.bytes() + changed_.size() * sizeof changed_[0];
+    return values_.bytes() + sent_.bytes() + update_.bytes() + changed_.size() * sizeof changed_[0] +
+           by_.size() * (sizeof by_[0] + sizeof before_[0]);
   }
   std::uint64_t clock() const noexcept { return clock_; }
   void scale(std::size_t tensor, float lr, float decay) { lr_scales_[tensor] = lr, decay_scales_[tensor] = decay; }
@@ -72,6 +75,8 @@ template <class Rule, class Memory> class row_server {
       std::copy_n(values_.data(), values_.size(), sent_.data() + at);
     clock_ = clock;
     std::fill(changed_.begin(), changed_.end(), 0);
+    std::fill(by_.begin(), by_.end(), -1);
+    std::fill(before_.begin(), before_.end(), 0);
   }
 
   // A message of a worker, or news of it. send(rank, id, bytes) sends a reply.
@@ -151,7 +156,7 @@ template <class Rule, class Memory> class row_server {
       ++c.pushes;
     const bool counts = !head.bad && head.samples > 0.0;
     if (settings_.moves && (settings_.staleness > 0 || c.joined)) {
-      add(head, m.body);
+      add(rank, head, m.body);
     } else if (!c.joined && (settings_.staleness == 0 || counts)) {
       c.body = std::move(m.body);
       c.kept = true;
@@ -229,7 +234,7 @@ template <class Rule, class Memory> class row_server {
           from[i].next();
         }
         settings_.moves ? move(row) : update(row, 1.0 / sum, lr);
-        changed_[row.number - first_] = clock_ + 1;
+        note(row, -1);
       }
       ++clock_;
     }
@@ -268,13 +273,19 @@ template <class Rule, class Memory> class row_server {
     float* const x = values_.data() + (row.at - base_);
     for (std::size_t k = 0; k < row.count; ++k) x[k] += static_cast<float>(total_[k]);
   }
+  // A row changes, by the moves of one worker or of several, -1.
+  void note(const row_map::row& row, int worker) {
+    const std::size_t r = row.number - first_;
+    if (!by_.empty() && (worker < 0 || by_[r] != worker)) before_[r] = changed_[r], by_[r] = worker;
+    changed_[r] = clock_ + 1;
+  }
   // A worker's moves, at once.
-  void add(const row_request& head, const payload& body) {
+  void add(int worker, const row_request& head, const payload& body) {
     bool some = false;
     for (row_reader in(body, head, *map_, server_); !in.done(); in.next(), some = true) {
       float* const x = values_.data() + (in.row().at - base_);
       for (std::size_t k = 0; k < in.row().count; ++k) x[k] += in.values()[k];
-      changed_[in.row().number - first_] = clock_ + 1;
+      note(in.row(), worker);
     }
     clock_ += some;
   }
@@ -282,8 +293,12 @@ template <class Rule, class Memory> class row_server {
   template <class Send> void answer(client& c, Send& send) {
     const auto worker = static_cast<std::size_t>(&c - clients_.data());
     row_writer out(c.head.half != 0);
+    // It knows what it moved itself. But for rounding: so only where all rows come in the end.
+    const bool others = c.head.half && !c.head.whole && !by_.empty();
     map_->each(first_, first_ + rows_, [&](const row_map::row& r) {
-      if (changed_[r.number - first_] <= (c.head.whole ? 0 : c.head.seen)) return;
+      const std::size_t i = r.number - first_;
+      const std::uint64_t last = others && by_[i] == static_cast<int>(worker) ? before_[i] : changed_[i];
+      if (last <= (c.head.whole ? 0 : c.head.seen)) return;
       const float* const x = values_.data() + (r.at - base_);
       out.add(static_cast<std::uint32_t>(r.number - first_), x, r.count);
       if (sent_.size()) std::copy_n(x, r.count, sent_.data() + worker * values_.size() + (r.at - base_));
@@ -312,6 +327,8 @@ template <class Rule, class Memory> class row_server {
   piecewise<Rule, Rule::slots, Memory> update_;
   std::vector<piece> pieces_;
   std::vector<std::uint64_t> changed_;  // of each row: the clock when it changed last
+  std::vector<int> by_;                 // with moves: who changed it last, -1: several
+  std::vector<std::uint64_t> before_;   // and when somebody else did last
   std::uint64_t clock_ = 0;
   std::vector<client> clients_;
   std::vector<float> lr_scales_, decay_scales_;
