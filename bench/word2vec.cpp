@@ -7,8 +7,9 @@
 // bench/word2vec.sh runs this: word2vec TEXT skipgram|cbow vector_asm|relaxed|racy THREADS prints seconds per epoch, of the clock and of
 // processors;
 // word2vec TEXT count prints the words that are kept and the line ends;
-// word2vec TEXT replicas geo[PART]|async|sync|hogwild WORKERS MBIT PERIOD EPOCHS [ANALOGIES] prints seconds, megabytes sent by
-// a worker, and the percentage of analogies: workers are threads with a link each of so many Mbit/s, 0 for no bound.
+// word2vec TEXT replicas geoPART:LEAST|async|sync|hogwild WORKERS MBIT PERIOD EPOCHS [ANALOGIES] prints seconds, megabytes
+// sent by a worker, and the percentage of analogies: workers are threads with a link each of so many Mbit/s, 0 for no
+// bound.
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
@@ -136,7 +137,7 @@ int replicas(word2vec::options& o, const word2vec::vocabulary& v, int argc, char
   } else {
     hd::geo_options how = mode == "sync" ? word2vec::synchronous(o) : mode == "async" ? word2vec::async_ps(o) : word2vec::geo_sgd(o);
     how.half = true;
-    // What the answer to a push brings is there at the next push, however slow the link is: so quality doesn't depend on it.
+    // What the answer to a push brings is there at the next push, however slow the link is.
     if (mode.starts_with("geo")) {
       how.wait = hd::geo_wait::before_next;
       how.part = std::strtod(mode.c_str() + 3, nullptr);

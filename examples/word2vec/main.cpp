@@ -105,6 +105,10 @@ template <class Format> int run(const options& o) {
   if (v.size() < 3)
     throw usage_error(o.train + " has fewer than 2 words that occur " + std::to_string(o.min_count) + " times");
   std::printf("%zu words, %zu of them counted in %s\n", v.size(), static_cast<std::size_t>(v.total()), o.train.c_str());
+  // Training may take hours: what it would fail on in the end is looked at first.
+  for (const std::string& file : {o.analogies, o.similarities})
+    if (!file.empty() && !std::ifstream(file)) throw hd::file_error("can't read " + file);
+  if (!o.output.empty() && !std::ofstream(o.output, std::ios::app)) throw hd::file_error("can't write " + o.output);
   model m(v.size(), o.size, o.seed);
   outcome out;
   with_mode(o.mode, [&](const auto& mode) {
