@@ -86,13 +86,13 @@ def main():
     print(f"simulated, {1e3 * seconds:.1f} ms a batch; words/s, and of it per worker against one alone")
     lines = []
     for link, rate in LINKS.items():
-        print(f"{link:<10}" + "".join(f"{n:>22} workers" for n in [1] + counts))
+        print(f"{link:<10}" + "".join(f"{n:>15} workers" for n in [1] + counts))
         for mode in ["sync", "async", "geo"]:
             alone = simulate(mode, 1, seconds, 0.0, rate)
-            row = f"{mode:<10}{BATCHES * WORDS / alone:>16.0f}, 100 %       "
+            row = f"{mode:<10}{BATCHES * WORDS / alone:>16.0f} 100 %"
             for n in counts:
                 taken = simulate(mode, n, seconds, measured[mode, n], rate)
-                row += f"{n * BATCHES * WORDS / taken:>16.0f}, {100 * alone / taken:>3.0f} %       "
+                row += f"{n * BATCHES * WORDS / taken:>17.0f} {100 * alone / taken:>3.0f} %"
                 lines.append(f"RATIO scale.{link}.{mode}.{n} {n * BATCHES * WORDS / taken:.0f} "
                              f"{n * BATCHES * WORDS / alone:.0f} words/s {alone / taken:.3f}")
             print(row)
