@@ -257,6 +257,11 @@ TEST_CASE("planned: what comes early or late is noticed before a place is used t
     if (alignment != 0) CHECK_THROWS_AS(memory.allocate_sync(100, alignment), hd::argument_error);
     give(first);
   }
+  record();
+  void* const kept = take();
+  memory.begin_step();
+  CHECK(memory.last_deviation() == "call 1 of a step of 4: the step ends early and leaves 1 block(s)");
+  give(kept);
   const std::size_t before = memory.deviations();
   record();
   give(take());

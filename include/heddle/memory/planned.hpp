@@ -42,7 +42,8 @@ inline namespace v0 {
 /// // memory.plan().peak bytes in one block, at the lower bound or near it
 /// @endcode
 ///
-/// State:   one block of the plan's peak, 32 bytes for each block of a step, shared by all copies.
+/// State:   one block of the plan's peak; for each block of a step 32 bytes that calls read, and some 100 beside them;
+///          shared by all copies.
 /// Traffic: a few instructions a call while the step repeats.
 /// Order:   any upstream; outside `tracking` or `logging`, if these shall see what the program asks for, inside them.
 /// Sync:    one thread, and on a device one queue for all that it gives: a planned block is used again by what that
@@ -254,7 +255,8 @@ template <class Upstream = host_resource> class planned {
     }
 
     void begin_step() {
-      if (now == phase::replaying && done() != 0 && done() != calls()) deviate("ends early and leaves", 0);
+      if (now == phase::replaying && done() != 0 && done() != calls())
+        deviate("ends early and leaves", live_now(), " block(s)");
       if (now == phase::recording && recorder.step().calls == 0) return;
       const phase ended = std::exchange(now, phase::idle);
       if (ended == phase::recording) make_plan();
@@ -362,7 +364,7 @@ template <class Upstream = host_resource> class planned {
       lifetimes.clear();
     }
 
-    void deviate(const char* what, std::size_t bytes) noexcept {
+    void deviate(const char* what, std::size_t count, const char* of = " bytes") noexcept {
       const std::size_t at = done();
       live = live_now();
       now = phase::deviating;
@@ -370,7 +372,7 @@ template <class Upstream = host_resource> class planned {
       ++deviations;
       try {
         last_deviation = "call " + std::to_string(at) + " of a step of " + std::to_string(calls()) + ": the step " +
-                         what + " " + std::to_string(bytes) + " bytes";
+                         what + " " + std::to_string(count) + of;
       } catch (const std::bad_alloc&) {  // the text is lost, the count isn't
       }
     }
