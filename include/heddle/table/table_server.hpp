@@ -189,13 +189,12 @@ template <class Table, messenger Messenger> class table_server {
     switch (what) {
       case tag::hello: return reply(w, r, status::done);
       case tag::push:
-        if (r.id > w.taken && r.id - w.taken <= detail::most_early) w.early.try_emplace(r.id, std::move(r.body));
+        w.put(r.id, std::move(r.body));
         if (r.id <= w.applied && head.last && !w.left()) {
           // A former life left with this push; its replacement, which had to repeat it for another server, leaves too.
           turn(w, number_of(w));
           w.saved = (std::min)(w.saved, w.applied - 1);  // the save that it asks for now shall have this
         }
-        while (w.early.contains(w.taken + 1)) ++w.taken;
         apply_ready();
         // Where the log begins before what is saved, the worker doesn't know of the save yet.
         if (head.crowded && !options_.path.empty() && head.first > w.saved && w.applied > w.saved) save();
@@ -223,7 +222,7 @@ template <class Table, messenger Messenger> class table_server {
     w.voice = r.from.rank;
     w.dead = false;
     w.read_at = all_applied_ - w.applied;
-    w.early.erase(w.early.upper_bound(w.taken), w.early.end());
+    w.kept.erase(w.kept.upper_bound(w.taken), w.kept.end());
     std::erase_if(waiting_, [&](const request& q) { return q.from.rank == r.from.rank; });
     if (w.left() && !r.head.last) turn(w, number_of(w));
   }
@@ -353,11 +352,11 @@ template <class Table, messenger Messenger> class table_server {
   }
 
   void apply(worker& w, std::uint32_t number) {
-    const auto found = w.early.find(w.applied + 1);
+    const auto found = w.kept.find(w.applied + 1);
     const request r{
         .tag = 0, .id = 0, .from = w.voice, .body = {}, .worker = number, .head = detail::head_of(found->second)};
     attempt(r, [&] { apply(w, number, found->second); });  // its own worker learns it, whoever's message set it off
-    w.early.erase(found);                                  // not after std::bad_alloc: it is still to be applied
+    w.kept.erase(found);                                  // not after std::bad_alloc: it is still to be applied
     if (!r.head.last) {
       const std::uint64_t others = all_applied_ - w.applied - w.read_at;
       ++staleness_.pushes;

@@ -5,6 +5,7 @@
 #include <heddle/comm/messenger.hpp>
 #include <heddle/core/convert.hpp>
 #include <heddle/mode/detail/row_map.hpp>
+#include <heddle/table/detail/table_wire.hpp>
 
 #include <cmath>
 #include <limits>
@@ -23,7 +24,6 @@ enum class row_tag : std::uint32_t { push = 1, join = 2, probe = 3, reply = 4, t
 enum class row_status : std::uint32_t { done = 1, missing = 2, failed = 3, answered = 4 };
 
 inline constexpr std::uint32_t all_rows = 0xffffffff;
-inline constexpr float most_half = 65504.0f;  // what is beyond travels as this: float16 would make it infinite
 
 struct row_request {
   std::uint64_t seen = 0;  // the server's clock in the last reply: rows that changed later are wanted

@@ -27,6 +27,7 @@ class byte_writer {
     content_.insert(content_.end(), first, first + n);
   }
   void clear() noexcept { content_.clear(); }
+  std::vector<std::byte> release() noexcept { return std::move(content_); }
   std::byte* data() noexcept { return content_.data(); }
   std::size_t size() const noexcept { return content_.size(); }
 

@@ -2,12 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <heddle/comm/detail/numbered.hpp>
 #include <heddle/table/detail/table_wire.hpp>
 
 #include <chrono>
 #include <cstdint>
 #include <cstring>
-#include <map>
 #include <string>
 
 namespace heddle {
@@ -32,14 +32,13 @@ struct server_request {
 };
 
 // What a server knows of a worker.
-struct server_worker {
-  std::uint64_t taken = 0, applied = 0, saved = 0;  // number of the last push of which that is true
-  std::map<std::uint64_t, payload> early;           // pushes taken but not applied, and such that came too early
-  std::uint64_t presence = 0, object = 0;           // odd: it has left; the sharded_table that greeted last
-  std::uint64_t read_at = 0;                        // pushes of others when it last read
-  int voice = 0;                                    // the rank that speaks for it
-  bool dead = false;                                // that rank
-  bool here = false, heard = false;                 // its own rank: now, ever
+struct server_worker : numbered_inbox<payload> {  // pushes; kept until they are applied
+  std::uint64_t applied = 0, saved = 0;           // number of the last push of which that is true
+  std::uint64_t presence = 0, object = 0;         // odd: it has left; the sharded_table that greeted last
+  std::uint64_t read_at = 0;                      // pushes of others when it last read
+  int voice = 0;                                  // the rank that speaks for it
+  bool dead = false;                              // that rank
+  bool here = false, heard = false;               // its own rank: now, ever
   std::chrono::steady_clock::time_point died_at{};
   std::string epitaph;
   bool left() const noexcept { return presence % 2 != 0; }

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <heddle/comm/detail/numbered.hpp>
 #include <heddle/table/detail/table_wire.hpp>
 #include <heddle/table/settings.hpp>
 
@@ -34,18 +35,11 @@ template <class Messenger> class table_requests {
     std::vector<std::uint32_t> items;  // whose rows these are
     std::vector<std::byte> rows;       // the answer
     std::size_t bytes = 0;             // that it must have
-    clock::time_point due{};           // when to ask again
-    std::chrono::nanoseconds wait{};
+    repetition again;
     bool half = false, answered = false;
   };
-  struct link {
-    std::uint64_t sent = 0;   // pushes numbered
-    std::uint64_t next = 1;   // what the server expects
-    std::uint64_t first = 1;  // of the log
-    std::deque<std::vector<std::byte>> log;
-    std::size_t bytes = 0;
-    clock::time_point due{};
-    std::chrono::nanoseconds wait{};
+  struct link : numbered_log<std::vector<std::byte>> {  // pushes that the server's last save doesn't cover
+    repetition again;
   };
 
  public:
@@ -102,8 +96,7 @@ template <class Messenger> class table_requests {
     c.body = bytes_of(h, keys);
     c.bytes = t == tag::orphan ? sizeof(std::uint32_t) : items.size() * width_ * (h.half ? 2 : 4);
     c.items = std::move(items);
-    c.wait = options_.retry;
-    c.due = clock::now() + c.wait;
+    c.again.begin(options_.retry);
     const std::uint64_t id = ++last_id_;
     transmit(server, c.tag, id, c.body);
     calls_.emplace(id, std::move(c));
@@ -119,23 +112,18 @@ template <class Messenger> class table_requests {
   void post(std::vector<std::vector<std::byte>>&& bodies) {
     std::size_t k = 0;
     try {
-      for (; k < links_.size(); ++k) links_[k].log.push_back(std::move(bodies[k]));
+      for (; k < links_.size(); ++k) links_[k].post(std::move(bodies[k]));
     } catch (...) {
-      while (k > 0) links_[--k].log.pop_back();
+      while (k > 0) links_[--k].take_back();
       throw;
     }
-    for (link& l : links_) {
-      l.bytes += l.log.back().size();
-      if (l.next == ++l.sent) {  // nothing else is unanswered
-        l.wait = options_.retry;
-        l.due = clock::now() + l.wait;
-      }
-    }
+    for (link& l : links_)
+      if (l.next == l.sent) l.again.begin(options_.retry);  // nothing else is unanswered
   }
   // Sends what was posted last.
   void send_posted() {
     for (std::size_t k = 0; k < links_.size(); ++k)
-      transmit(static_cast<int>(k), static_cast<std::uint32_t>(tag::push), links_[k].sent, links_[k].log.back());
+      transmit(static_cast<int>(k), static_cast<std::uint32_t>(tag::push), links_[k].sent, links_[k].kept.back());
   }
   // Calls that nobody waits for any more.
   void forget(const std::vector<std::uint64_t>& calls) {
@@ -203,7 +191,7 @@ template <class Messenger> class table_requests {
       const link& l = links_[static_cast<std::size_t>(k)];
       while (l.bytes > options_.log_bytes) {
         table_request h = head(k);
-        h.pushes = l.first + l.log.size() / 2;  // a save that covers half of it
+        h.pushes = l.first + l.kept.size() / 2;  // a save that covers half of it
         const std::vector<std::uint64_t> id{ask(k, tag::save, h, {})};
         wait(lock, id, "push");
         calls_.erase(id[0]);
@@ -252,8 +240,8 @@ template <class Messenger> class table_requests {
     if (m.from.rank >= options_.servers) return;
     if (m.kind == message_kind::joined) {  // perhaps another life, which has to be brought up: ask what it has
       for (auto& [id, c] : calls_)
-        if (c.server == m.from.rank) c.due = {};
-      links_[static_cast<std::size_t>(m.from.rank)].due = {};
+        if (c.server == m.from.rank) c.again.due = {};
+      links_[static_cast<std::size_t>(m.from.rank)].again.due = {};
     }
     if (m.kind != message_kind::data || m.tag != static_cast<std::uint32_t>(tag::reply)) return;
     byte_reader in(m.body.data(), m.body.size(), "a reply of server " + std::to_string(m.from.rank));
@@ -275,24 +263,18 @@ template <class Messenger> class table_requests {
         return;
       }
       l.next = r.next;
-      l.due = {};
-      l.wait = options_.retry;
+      l.again = {{}, options_.retry};
     } else if (r.next > l.next) {  // replies may come out of order: within a life the number only grows
       l.next = r.next;
-      l.wait = options_.retry;
-      l.due = clock::now() + l.wait;
+      l.again.begin(options_.retry);
     }
-    while (l.first <= r.covered && !l.log.empty() && l.first < l.next) {
-      l.bytes -= l.log.front().size();
-      l.log.pop_front();
-      ++l.first;
-    }
+    l.drop((std::min)(r.covered, l.next - 1));
     const auto found = calls_.find(m.id);
     if (m.id == 0 || found == calls_.end() || found->second.answered) return;
     call& c = found->second;
     if (r.status == reply_status::behind) {
-      c.due = clock::now() + options_.retry / 4;  // after what is missing, which goes now
-      l.due = {};
+      c.again.due = clock::now() + options_.retry / 4;  // after what is missing, which goes now
+      l.again.due = {};
       return;
     }
     c.answered = true;
@@ -305,23 +287,20 @@ template <class Messenger> class table_requests {
 
   // Sends again what is due.
   void repeat(clock::time_point now) {
-    const auto later = [&](auto& x) {
-      x.wait = (std::min<std::chrono::nanoseconds>)(2 * x.wait, std::chrono::seconds(1));
-      x.due = now + x.wait;
+    const auto due = [&](repetition& r) {
+      if (now < r.due) return false;
+      r.later(now, std::chrono::seconds(1));
       ++retries_;
+      return true;
     };
     for (std::size_t k = 0; k < links_.size(); ++k) {
       link& l = links_[k];
-      if (l.next > l.sent || now < l.due) continue;
+      if (l.next > l.sent || !due(l.again)) continue;
       for (std::uint64_t n = (std::max)(l.next, l.first); n <= l.sent && n < l.next + most_early; ++n)
-        transmit(static_cast<int>(k), static_cast<std::uint32_t>(tag::push), n, l.log[n - l.first]);
-      later(l);
+        transmit(static_cast<int>(k), static_cast<std::uint32_t>(tag::push), n, l[n]);
     }
-    for (auto& [id, c] : calls_) {
-      if (c.answered || now < c.due) continue;
-      transmit(c.server, c.tag, id, c.body);
-      later(c);
-    }
+    for (auto& [id, c] : calls_)
+      if (!c.answered && due(c.again)) transmit(c.server, c.tag, id, c.body);
   }
 
   Messenger* messenger_;

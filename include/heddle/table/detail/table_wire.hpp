@@ -13,12 +13,12 @@
 #include <heddle/table/detail/bytes.hpp>
 #include <heddle/table/detail/mix.hpp>
 
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <span>
-#include <string>
-#include <vector>
+#include <type_traits>
 
 namespace heddle {
 inline namespace v0 {
@@ -55,9 +55,6 @@ struct table_reply {
 // What the reply to `orphan` holds: a worker, or these.
 inline constexpr std::uint32_t no_orphan_yet = 0xffffffff, no_orphan = 0xfffffffe;
 
-// Pushes that a server keeps for one that hasn't come yet.
-inline constexpr std::uint64_t most_early = 4096;
-
 // The server of a virtual shard, and the first shard of a server: equal runs of shards.
 constexpr std::uint32_t first_shard_of(std::uint32_t server, std::uint32_t servers, unsigned shard_bits) noexcept {
   return static_cast<std::uint32_t>((std::uint64_t{server} << shard_bits) / servers);
@@ -66,22 +63,39 @@ constexpr std::uint32_t server_of(std::uint32_t shard, std::uint32_t servers, un
   return static_cast<std::uint32_t>(((std::uint64_t{shard} + 1) * servers - 1) >> shard_bits);
 }
 
-// Floats in a message: as they are, or as bfloat16 where asked.
-inline void put_floats(byte_writer& out, const float* x, std::size_t n, bool half) {
+inline constexpr float most_half = 65504.0f;  // what is beyond travels as this: float16 would make it infinite
+
+// Floats in a message: as they are, or narrow where asked.
+template <class Half = bfloat16> void put_floats(byte_writer& out, const float* x, std::size_t n, bool half) {
   if (!half) return out.put(x, 4 * n);
-  std::vector<bfloat16> narrow(n);
-  convert(x, narrow.data(), n);
-  out.put(narrow.data(), 2 * n);
+  constexpr std::size_t most = 256;
+  float clamped[most];
+  Half narrow[most];
+  for (std::size_t at = 0; at < n; at += most) {
+    const std::size_t m = (std::min)(most, n - at);
+    const float* from = x + at;
+    if constexpr (std::is_same_v<Half, float16>) {
+      for (std::size_t i = 0; i < m; ++i)
+        clamped[i] = std::isfinite(from[i]) ? std::clamp(from[i], -most_half, most_half) : from[i];
+      from = clamped;
+    }
+    convert(from, narrow, m);
+    out.put(narrow, 2 * m);
+  }
 }
-inline void take_floats(byte_reader& in, float* x, std::size_t n, bool half) {
+template <class Half = bfloat16> void take_floats(byte_reader& in, float* x, std::size_t n, bool half) {
   const std::byte* const p = in.take((half ? 2 : 4) * n);
   if (!half) {
     if (n != 0) std::memcpy(x, p, 4 * n);
     return;
   }
-  std::vector<bfloat16> narrow(n);
-  if (n != 0) std::memcpy(static_cast<void*>(narrow.data()), p, 2 * n);
-  convert(narrow.data(), x, n);
+  constexpr std::size_t most = 256;
+  Half narrow[most];
+  for (std::size_t at = 0; at < n; at += most) {
+    const std::size_t m = (std::min)(most, n - at);
+    std::memcpy(static_cast<void*>(narrow), p + 2 * at, 2 * m);
+    convert(narrow, x + at, m);
+  }
 }
 
 }  // namespace detail
