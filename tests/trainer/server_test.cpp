@@ -2,7 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <heddle/comm/lossy.hpp>
 #include <heddle/mode/geo_sgd.hpp>
+#include <heddle/optim/adagrad.hpp>
 #include <heddle/optim/lamb.hpp>
+#include <heddle/optim/per_group.hpp>
 #include <heddle/trainer/hogwild.hpp>
 #include <heddle/trainer/server.hpp>
 
@@ -43,6 +45,9 @@ struct failing_connection : hd::threads::connection {
 };
 
 const auto together = hd::strategy{.mode = hd::async_ps{.staleness = 0}};
+auto in_parts(std::size_t bytes) {
+  return hd::strategy{.mode = hd::async_ps{.staleness = 0}, .buckets = {.first = bytes}};
+}
 
 // A trainer's life with uneven data: rank r takes 4 + 3 r steps of an epoch; then it is saved, and another one goes on.
 template <class Plan> std::vector<std::vector<float>> lifetime(const Plan& plan, int ranks, float lr) {
@@ -88,7 +93,12 @@ TEST_CASE("a server that waits for everybody gives the bits of every_step over n
     const auto plan = hd::strategy{.topology = hd::native{}};
     CHECK(train(together, hd::sgd{.momentum = 0.9f}, ranks, 12, 0.05f) ==
           train(plan, hd::sgd{.momentum = 0.9f}, ranks, 12, 0.05f));
-    if (ranks == 3) CHECK(train(together, hd::adamw{}, ranks, 12, 0.05f) == train(plan, hd::adamw{}, ranks, 12, 0.05f));
+    if (ranks != 3) continue;
+    const auto expected = train(plan, hd::adamw{}, ranks, 12, 0.05f);
+    CHECK(train(together, hd::adamw{}, ranks, 12, 0.05f) == expected);
+    // Gradients that travel while others are computed, each in several messages.
+    for (const std::size_t bytes : {1, 600, 4000})
+      CHECK(train(in_parts(bytes), hd::adamw{}, ranks, 12, 0.05f) == expected);
   }
 }
 
@@ -98,7 +108,8 @@ TEST_CASE("also where messages are lost, repeated and reordered") {
     CAPTURE(seed);
     const lossy_connection bad{{.drop = 0.1, .duplicate = 0.2, .reorder = 0.2, .seed = seed}};
     const auto lossy = hd::strategy{
-        .mode = hd::async_ps<lossy_connection>{.connection = bad, .servers = seed % 2 ? 2 : 0, .staleness = 0}};
+        .mode = hd::async_ps<lossy_connection>{.connection = bad, .servers = seed % 2 ? 2 : 0, .staleness = 0},
+        .buckets = {.first = seed % 3 ? 1u : 1u << 20}};
     std::vector<std::vector<float>> out(3);
     on_threads(3, [&](auto& comm) {
       quadratic m;
@@ -125,6 +136,7 @@ TEST_CASE("every mode with uneven data, saved and resumed") {
   CHECK(distance(served, {synchronous.begin(), synchronous.end()}) < 1e-6);
   learns(hd::async_ps{.merge = 2}, 0.1f);
   learns(hd::async_ps{.staleness = 2, .compensation = 0.04f}, 0.05f);
+  learns(hd::async_ps{.staleness = 1, .background = true}, 0.05f);
   learns(hd::async_geo_sgd{.period = 3}, 0.05f);
   learns(hd::local_sgd{.period = 3}, 0.1f);
   learns(hd::geo_sgd{.period = 3}, 0.05f);
@@ -183,6 +195,7 @@ TEST_CASE("on one rank a server and a replica give the bits of every_step, a ste
   };
   const hd::sgd rule{.momentum = 0.9f};
   CHECK(alone(hd::strategy{.mode = hd::async_ps{}}, rule) == alone(hd::strategy{}, rule));
+  CHECK(alone(in_parts(1), rule) == alone(hd::strategy{}, rule));
   CHECK(alone(hd::strategy{.mode = hd::async_geo_sgd{.period = 3}}, rule) == alone(hd::strategy{}, rule));
   CHECK(alone(together, hd::lamb{}) == alone(hd::strategy{}, hd::lamb{}));
 }
@@ -205,11 +218,13 @@ TEST_CASE("a gradient of weight 0 doesn't count, and isn't skipped either") {
 }
 
 TEST_CASE("a bound keeps ranks together, and gradients that come late are counted") {
+  const bool background = GENERATE(false, true);
   std::atomic<std::size_t> begun[4] = {}, ended{0};
   on_threads(4, [&](auto& comm) {
     quadratic m;
     const auto me = static_cast<std::size_t>(comm.rank());
-    hd::data_parallel dp{hd::strategy{.mode = hd::async_ps{.staleness = 2}}, comm, m.tensors(), hd::sgd{}};
+    const auto plan = hd::strategy{.mode = hd::async_ps{.staleness = 2, .background = background}};
+    hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{}};
     for (std::size_t s = 1; s <= 30; ++s) {
       if (me == 0 && s % 8 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(3));
       ++begun[me];
@@ -223,6 +238,200 @@ TEST_CASE("a bound keeps ranks together, and gradients that come late are counte
     RANK_CHECK(pushes == 30);
   });
   CHECK(ended == 4);
+}
+
+TEST_CASE("gradients travel before the step ends, as far as they are ready") {
+  quadratic m;
+  hd::self comm;
+  hd::data_parallel dp{in_parts(8 * sizeof(float)), comm, m.tensors(), hd::sgd{}};
+  quadratic::gradient(m.w.data(), m.g.data(), 0, 2);
+  const std::uint64_t sent = dp.report().bytes_sent;
+  dp.ready(3);  // one element: too short
+  CHECK(dp.report().messages == 0);
+  dp.ready(2);
+  CHECK(dp.report().messages == 1);
+  CHECK(dp.report().bytes_sent > sent + 1001 * sizeof(float));
+  dp.ready(0), dp.ready(1), dp.ready(4);
+  CHECK(dp.report().messages == 2);
+  dp.step({.lr = 0.1f});
+  CHECK(dp.report().messages == 3);
+}
+
+TEST_CASE("in the background a gradient is computed at the parameters of the push before the last one") {
+  quadratic m;
+  hd::self comm;
+  hd::data_parallel dp{hd::strategy{.mode = hd::async_ps{.background = true}}, comm, m.tensors(), hd::sgd{}};
+  std::vector<double> w(quadratic::count, 0.5), g(quadratic::count), older = w, next = w;
+  for (std::size_t s = 0; s < 20; ++s) {
+    train_step(dp, m, 2 * s, 2, 0.05f);
+    quadratic::gradient(older.data(), g.data(), 2 * s, 2);
+    older = next;
+    for (std::size_t i = 0; i < w.size(); ++i) next[i] -= static_cast<double>(0.05f) * g[i];
+    CHECK(distance(m.w, older) < 1e-5);
+  }
+  dp.join();
+  CHECK(distance(m.w, next) < 1e-5);
+  const hd::report r = dp.report();
+  CHECK(r.staleness[0] == 1);
+  CHECK(r.staleness[1] == 19);
+}
+
+TEST_CASE("each group of tensors has an update rule of its own, on servers and elsewhere, saved and loaded") {
+  // Groups 0, 1 and 2 take turns. AdamW decays all but what groups() spares: the quadratic's second tensor of group 0.
+  const hd::per_group rule{hd::adamw{.weight_decay = 0.1f}, hd::adagrad{}, hd::sgd{.momentum = 0.9f}};
+  const float lr = 0.02f, scales[] = {1.0f, 2.0f, 0.5f};
+  const scratch_directory scratch;
+  const auto run = [&](const auto& mode, std::size_t first, std::size_t last, bool load, bool save) {
+    std::vector<float> out;
+    on_threads(3, [&](auto& comm) {
+      quadratic m;
+      auto tensors = m.tensors();
+      for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i].group = static_cast<unsigned>(i % 3);
+      hd::data_parallel dp{hd::strategy{.topology = hd::native{}, .mode = mode}, comm, tensors, rule};
+      dp.groups(std::vector<hd::group_options>{{scales[0], 0.0f}, {scales[1]}, {scales[2]}});
+      if (load) dp.load(scratch.path());
+      for (std::size_t s = first; s < last; ++s) train_step(dp, m, first_sample(s, comm.rank(), 3, 2), 2, lr);
+      if (save) dp.save(scratch.path());
+      dp.join();
+      if (comm.rank() == 0) out = m.w;
+    });
+    return out;
+  };
+  std::vector<double> w(quadratic::count, 0.5), g(quadratic::count), a(w.size(), 0.0), b(w.size(), 0.0);
+  for (std::size_t s = 0; s < 12; ++s) {
+    quadratic::gradient(w.data(), g.data(), 6 * s, 6);
+    for (std::size_t t = 0, i = 0; t < quadratic::sizes.size(); ++t) {
+      for (const std::size_t end = i + quadratic::sizes[t]; i < end; ++i) {
+        const double rate = static_cast<double>(lr) * static_cast<double>(scales[t % 3]);
+        if (t % 3 == 0) adamw_oracle(rate, 0.0)(w[i], g[i], a[i], b[i], s + 1);
+        if (t % 3 == 1) a[i] += g[i] * g[i], w[i] -= rate * g[i] / (std::sqrt(a[i]) + 1e-10);
+        if (t % 3 == 2) momentum_oracle(rate, 0.9, 0.0, false)(w[i], g[i], a[i], b[i], s + 1);
+      }
+    }
+  }
+  const auto whole = run(hd::every_step{}, 0, 12, false, false);
+  CHECK(distance(whole, w) < 1e-4);
+  const hd::async_ps served{.servers = 2, .staleness = 0};
+  CHECK(run(served, 0, 12, false, false) == whole);
+  run(served, 0, 6, false, true);
+  CHECK(run(hd::async_ps{.staleness = 0}, 6, 12, true, false) == whole);
+
+  // Rows of an embedding that have a gradient by AdaGrad, beside a dense layer by AdamW.
+  on_threads(2, [&](auto& comm) {
+    std::vector<float> v(24, 1.0f), d(24, 0.0f);
+    auto tensors = hd::tensors(v.data(), d.data(), std::array<std::size_t, 2>{20, 4});
+    tensors[0].rows = 10, tensors[0].group = 1;
+    const auto plan = hd::strategy{.mode = hd::async_ps{.staleness = 0, .sparse = true}};
+    const hd::per_group both{hd::adamw{.weight_decay = 0.0f}, hd::adagrad{.weight_decay = 0.5f}};
+    hd::data_parallel dp{plan, comm, tensors, both};
+    for (std::size_t s = 0; s < 3; ++s) {
+      std::fill(d.begin(), d.end(), 0.0f);
+      d[2 * s] = 2.0f;  // row s
+      std::fill(d.begin() + 20, d.end(), 3.0f);
+      dp.ready(1), dp.ready(0);
+      dp.step({.lr = 0.1f});
+    }
+    dp.join();
+    for (std::size_t i = 0; i < 20; ++i)  // the first step of AdaGrad is the rate; rows without a gradient don't decay
+      RANK_CHECK(std::fabs(v[i] - (i < 6 ? 0.9f : 1.0f)) < 1e-5f);
+    for (std::size_t i = 20; i < 24; ++i) RANK_CHECK(std::fabs(v[i] - 0.7f) < 1e-5f);
+  });
+  quadratic m;
+  auto tensors = m.tensors();
+  tensors[1].group = 3;
+  hd::self comm;
+  CHECK_THROWS_AS((hd::data_parallel{together, comm, tensors, rule}), hd::argument_error);
+  CHECK_THROWS_AS((hd::data_parallel{hd::strategy{}, comm, tensors, rule}), hd::argument_error);
+  CHECK_THROWS_AS((hd::data_parallel{together, comm, m.tensors(), hd::per_group{hd::sgd{.momentum = 2.0f}}}),
+                  hd::argument_error);
+  CHECK(rule.name() == "per_group(adamw, adagrad, sgd)");
+}
+
+TEST_CASE("the answer to a join is the same when it is asked for again, whatever others have pushed meanwhile") {
+  const hd::detail::row_map map({{4, 2}}, 1);
+  hd::detail::row_server<hd::sgd, hd::host_resource> server(hd::sgd{}, {}, map, 0, 2, 1, {});
+  const std::vector<float> start{1, 2, 3, 4};
+  server.assign([&](std::size_t) { return start.data(); }, 0);
+  std::vector<std::vector<std::byte>> to[2];
+  const auto says = [&](int rank, hd::detail::row_tag tag, std::uint64_t id, float g) {
+    hd::detail::row_writer rows(false);
+    const float gradient[] = {g, g};
+    if (g != 0.0f) rows.add(0, gradient, 2);
+    const auto bytes = rows.message(hd::detail::row_request{.samples = 1.0, .lr = 1.0f}, 2);
+    hd::message m{hd::message_kind::data,
+                  {rank, 1},
+                  static_cast<std::uint32_t>(tag),
+                  id,
+                  hd::payload(std::span<const std::byte>(bytes))};
+    server.heed(m, [&](int r, std::uint64_t, std::vector<std::byte>&& b) { to[r].push_back(std::move(b)); });
+  };
+  using tag = hd::detail::row_tag;
+  says(0, tag::push, 1, 0.5f);
+  says(1, tag::join, 1, 0.0f);
+  says(0, tag::join, 2, 0.0f);
+  REQUIRE(to[0].size() == 2);
+  REQUIRE(to[1].size() == 1);
+  CHECK_FALSE(server.heard());
+  says(0, tag::thanks, 2, 0.0f);
+  says(0, tag::push, 3, 0.25f);  // the next epoch
+  says(1, tag::again, 1, 0.0f);
+  REQUIRE(to[1].size() == 2);
+  CHECK(to[1][0] == to[1][1]);
+  says(1, tag::push, 2, 0.0f);
+  REQUIRE(to[1].size() == 3);
+  CHECK(to[1][1] != to[1][2]);
+  CHECK(server.heard());
+}
+
+TEST_CASE("where the mode says so, ranks go on without one that leaves, and what it has pushed counts") {
+  const auto without = [](const auto& plan, bool throws) {
+    std::atomic<int> ended{0};
+    CAPTURE(throws);
+    std::vector<std::vector<float>> out(3);
+    std::barrier pushed(3);
+    try {
+      on_threads(3, [&](auto& comm) {
+        quadratic m;
+        {
+          hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{}};
+          for (std::size_t s = 0; s < 20; ++s) {
+            if (comm.rank() == 2 && s == 3) {
+              pushed.arrive_and_wait();
+              if (throws) throw std::runtime_error("rank 2");
+              break;
+            }
+            if (s == 3) pushed.arrive_and_wait();
+            train_step(dp, m, first_sample(s, comm.rank(), 3, 2), 2, 0.05f);
+          }
+          if (comm.rank() < 2) dp.join();
+          ended += comm.rank() < 2;
+        }
+        out[static_cast<std::size_t>(comm.rank())] = m.w;
+      });
+    } catch (const std::runtime_error& e) {
+      CHECK(std::string(e.what()) == "rank 2");
+    }
+    CHECK(ended == 2);
+    CHECK(out[0] == out[1]);
+    return out[0];
+  };
+  constexpr auto go_on = hd::worker_death::go_on;
+  without(hd::strategy{.mode = hd::async_ps{.servers = 1, .on_death = go_on}}, true);
+  without(hd::strategy{.mode = hd::async_ps{.servers = 2, .staleness = 2, .background = true, .on_death = go_on}},
+          false);
+  const auto w = without(hd::strategy{.mode = hd::async_ps{.servers = 2, .staleness = 0, .on_death = go_on}}, false);
+  // Three steps of three ranks, then the mean of two.
+  std::vector<double> v(quadratic::count, 0.5), g(v.size()), part(v.size());
+  for (std::size_t s = 0; s < 20; ++s) {
+    const int ranks = s < 3 ? 3 : 2;
+    std::fill(g.begin(), g.end(), 0.0);
+    for (int r = 0; r < ranks; ++r) {
+      quadratic::gradient(v.data(), part.data(), first_sample(s, r, 3, 2), 2);
+      for (std::size_t i = 0; i < v.size(); ++i) g[i] += part[i] / ranks;
+    }
+    for (std::size_t i = 0; i < v.size(); ++i) v[i] -= static_cast<double>(0.05f) * g[i];
+  }
+  CHECK(distance(w, v) < 1e-5);
 }
 
 TEST_CASE("compensation and merged pushes are their definitions") {
@@ -471,6 +680,9 @@ TEST_CASE("server modes refuse numbers outside their range") {
   refused(hd::async_ps{.compensation = -1.0f});
   refused(hd::async_ps{.staleness = 0, .compensation = 1.0f});
   refused(hd::async_ps{.merge = 2, .compensation = 1.0f});
+  refused(hd::async_ps{.staleness = 0, .background = true});
+  refused(hd::async_ps{.compensation = 1.0f, .background = true});
+  refused(hd::async_ps{.on_death = hd::worker_death::wait});
   refused(hd::async_geo_sgd{.period = 0});
   hd::data_parallel dp{together, comm, m.tensors(), hd::sgd{}};
   CHECK_THROWS_AS(dp.ready(5), hd::argument_error);

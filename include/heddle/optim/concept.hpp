@@ -38,6 +38,7 @@ struct update_context {
   float lr = 0.0f;           ///< Learning rate of this step and group, above or equal 0.
   std::size_t step = 0;      ///< Steps taken before, for bias corrections.
   float decay_scale = 1.0f;  ///< Multiplies the rule's weight decay (0 for tensors that shall not decay).
+  std::size_t group = 0;     ///< Of the tensor.
 };
 
 /// @name Requirements of an update rule, one by one

@@ -75,7 +75,7 @@ class data_parallel<Strategy, Comm, Optimizer> {
   data_parallel(const Strategy& plan, Comm& comm, std::span<const tensor> tensors, Optimizer rule,
                 unused missing = unused::error)
       : plan_(checked_plan(plan, rule)),
-        tensors_(checked_memory(detail::checked(tensors, dtype_of<element>))),
+        tensors_(checked_memory(detail::checked(tensors, dtype_of<element>, rule))),
         rule_(rule),
         step_(tensors_, missing),
         decay_scales_(tensors_.size(), 1.0f),
@@ -120,7 +120,7 @@ class data_parallel<Strategy, Comm, Optimizer> {
   /// Throws: argument_error for a factor that is negative or not finite, or if a step is open.
   void groups(std::span<const group_options> options) {
     step_.groups(options);
-    for (std::size_t i = 0; i < tensors_.size(); ++i) decay_scales_[i] = step_.group(i).decay_scale;
+    for (std::size_t i = 0; i < tensors_.size(); ++i) decay_scales_[i] = step_.context(i, 0.0f, 0).decay_scale;
     updated_.synchronize();
     update_->items(items(), average_->queue());
   }
@@ -136,9 +136,7 @@ class data_parallel<Strategy, Comm, Optimizer> {
   /// @brief Gradient i is final when the work enqueued in q so far is done: it may travel then. Only enqueues.
   /// Throws: argument_error if there is no tensor i, or it was ready before in this step; cuda_error.
   void ready(std::size_t i, cuda::queue q) {
-    step_.check(i);
-    if (!step_.is_open()) begin();
-    step_.ready(i);
+    step_.ready(i, [&] { begin(); });
     average_->ready(i, q);
   }
 
@@ -309,9 +307,9 @@ class data_parallel<Strategy, Comm, Optimizer> {
   std::vector<item> items() const {
     std::vector<item> all;
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      const group_options& g = step_.group(i);
-      all.push_back({static_cast<element*>(tensors_[i].parameter), average_->gradient(i), tensors_[i].count, g.lr_scale,
-                     g.decay_scale});
+      const update_context x = step_.context(i, 1.0f, 0);
+      all.push_back({static_cast<element*>(tensors_[i].parameter), average_->gradient(i), tensors_[i].count, x.lr,
+                     x.decay_scale});
     }
     return all;
   }

@@ -57,7 +57,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   data_parallel(const Strategy& plan, Comm& comm, std::span<const tensor> tensors, Optimizer rule,
                 unused missing = unused::error)
       : plan_(kind::checked(plan, rule)),
-        tensors_(detail::checked(tensors, dtype_of<element>)),
+        tensors_(detail::checked(tensors, dtype_of<element>, rule)),
         rule_(rule),
         step_(tensors_, missing),
         decay_scales_(tensors_.size(), 1.0f),
@@ -107,7 +107,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   /// Throws: argument_error for a factor that is negative or not finite, or if a step is open.
   void groups(std::span<const group_options> options) {
     step_.groups(options);
-    for (std::size_t i = 0; i < tensors_.size(); ++i) decay_scales_[i] = step_.group(i).decay_scale;
+    for (std::size_t i = 0; i < tensors_.size(); ++i) decay_scales_[i] = step_.context(i, 0.0f, 0).decay_scale;
   }
 
   /// @brief Opens a step; optional, the first ready() opens one with weight 1.
@@ -121,9 +121,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   /// @brief Gradient i is final: it may travel. Only enqueues.
   /// Throws: argument_error if there is no tensor i, or it was ready before in this step.
   void ready(std::size_t i) {
-    step_.check(i);
-    if (!step_.is_open()) begin();
-    step_.ready(i);
+    step_.ready(i, [&] { begin(); });
     if constexpr (averages_gradients) average_->ready(i);
   }
 
@@ -317,10 +315,8 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     const double clip = o.max_norm > 0.0f && norm > o.max_norm ? o.max_norm / norm : 1.0;
     const detail::scaling scale{static_cast<float>(clip * average_->unscale()), o.max_value};
     const auto view = [&](const detail::piece& p) {
-      const group_options& g = step_.group(p.tensor);
-      return detail::piece_view<element, typename averager::gradient_type>{parameters_[p.tensor] + p.begin,
-                                                                           average_->result(p.tensor) + p.begin,
-                                                                           {o.lr * g.lr_scale, steps_, g.decay_scale}};
+      return detail::piece_view<element, typename averager::gradient_type>{
+          parameters_[p.tensor] + p.begin, average_->result(p.tensor) + p.begin, step_.context(p.tensor, o.lr, steps_)};
     };
     update_.advance(averages_gradients ? &average_->comm() : nullptr, pieces, view, scale);
     std::size_t bucket = 0;

@@ -56,7 +56,7 @@ class data_parallel<Strategy, Comm, Optimizer> {
   data_parallel(const Strategy& plan, Comm& comm, std::span<const tensor> tensors, Optimizer rule,
                 unused missing = unused::error)
       : plan_(checked(plan, rule)),
-        tensors_(detail::checked(tensors, dtype::f32)),
+        tensors_(detail::checked(tensors, dtype::f32, rule)),
         rule_(rule),
         step_(tensors_, missing),
         comm_(comm.duplicate()) {
@@ -96,9 +96,7 @@ class data_parallel<Strategy, Comm, Optimizer> {
 
   /// As the other data_parallel.
   void ready(std::size_t i) {
-    step_.check(i);
-    if (!step_.is_open()) begin();
-    step_.ready(i);
+    step_.ready(i, [&] { begin(); });
   }
 
   /// @brief Updates the shared parameters by this rank's gradient. Skipped if that isn't finite.
@@ -218,7 +216,7 @@ class data_parallel<Strategy, Comm, Optimizer> {
     std::copy_n(now, n, before);
     float* states[slots + 1] = {};
     for (std::size_t k = 0; k < slots; ++k) states[k] = state(k, i) + at;
-    rule_.update(now, g, states, n, {o.lr * step_.group(i).lr_scale, steps_, step_.group(i).decay_scale});
+    rule_.update(now, g, states, n, step_.context(i, o.lr, steps_));
     if (shared_->ranks() == 1) {
       race::write(shared, now, n);
     } else {

@@ -6,6 +6,7 @@
 #include <heddle/mode/async_ps.hpp>
 #include <heddle/mode/geo_replica.hpp>
 #include <heddle/trainer/data_parallel.hpp>
+#include <heddle/trainer/detail/ready_rows.hpp>
 
 namespace heddle {
 inline namespace v0 {
@@ -17,7 +18,6 @@ template <class Mode> inline constexpr bool pushes_moves = requires(const Mode& 
 }  // namespace detail
 
 /// @brief `data_parallel` under `async_ps` and `async_geo_sgd`: some or all ranks serve the parameters.
-///
 /// Each rank has a thread that serves. The communicator is used by the constructor, save() and load() alone; all else
 /// goes through messengers that the mode's connection opens.
 ///
@@ -60,7 +60,7 @@ class data_parallel<Strategy, Comm, Optimizer> {
   data_parallel(const Strategy& plan, Comm& comm, std::span<const tensor> tensors, Optimizer rule,
                 unused missing = unused::error)
       : plan_(checked(plan, rule, comm.size())),
-        tensors_(detail::checked(tensors, dtype::f32)),
+        tensors_(detail::checked(tensors, dtype::f32, rule)),
         rule_(rule),
         step_(tensors_, missing),
         comm_(comm.duplicate()),
@@ -68,19 +68,20 @@ class data_parallel<Strategy, Comm, Optimizer> {
         whole_(detail::whole(tensors_)),
         map_(shapes(), servers_),
         update_(rule, plan.memory, moves ? detail::extent(whole_) : 0, tensors_.size()),
-        seen_(static_cast<std::size_t>(servers_), 0),
         unwinding_(std::uncaught_exceptions()) {
     if (map_.rows() >= detail::all_rows)
       throw argument_error("heddle::data_parallel: " + std::to_string(map_.rows()) +
                            " rows, allowed are fewer than 2^32 - 1");
     for (const tensor& t : tensors_) parameters_.push_back(static_cast<float*>(t.parameter));
+    for (int k = 0; k < servers_; ++k) links_.push_back({.rows = {map_, k}});
     std::string kind = signature() + ", servers " + std::to_string(servers_) + ", ";
     if constexpr (moves) {
       kind += std::to_string(plan_.mode.period);
     } else {
       const mode_type& m = plan_.mode;
       kind += std::to_string(m.staleness) + ", " + std::to_string(m.merge) + ", " +
-              std::to_string(std::bit_cast<std::uint32_t>(m.compensation)) + ", " + std::to_string(m.sparse);
+              std::to_string(std::bit_cast<std::uint32_t>(m.compensation)) + ", " + std::to_string(m.sparse) + ", " +
+              std::to_string(m.background) + ", " + std::to_string(static_cast<int>(m.on_death));
     }
     detail::require_same(comm_, "data_parallel", detail::fingerprint(tensors_, kind),
                          "they bring tensors of different names, sizes or types, or different strategies");
@@ -99,8 +100,13 @@ class data_parallel<Strategy, Comm, Optimizer> {
         server = std::make_unique<server_type>(
             rule, plan_.memory, map_, comm_.rank(), comm_.size(), tensors_.size(),
             detail::row_server_settings{
-                .staleness = plan_.mode.staleness, .merge = plan_.mode.merge, .compensation = plan_.mode.compensation});
+                .staleness = plan_.mode.staleness,
+                .background = plan_.mode.background,
+                .merge = plan_.mode.merge,
+                .compensation = plan_.mode.compensation,
+                .dispensable = plan_.mode.on_death == worker_death::go_on ? servers_ : comm_.size()});
         server->assign([&](std::size_t t) { return parameters_[t]; }, 0);
+        tell_groups(*server);
       }
       detail::open_rows(comm_, "data_parallel", node_, plan_.mode.connection, std::move(server), servers_);
     }
@@ -122,29 +128,29 @@ class data_parallel<Strategy, Comm, Optimizer> {
   /// As the other data_parallel; the same on all ranks, after the same steps.
   void groups(std::span<const group_options> options) {
     step_.groups(options);
-    for (std::size_t i = 0; !moves && i < tensors_.size(); ++i)
-      node_->with_server([&](server_type& s) { s.scale(i, step_.group(i).lr_scale, step_.group(i).decay_scale); });
+    with_server([&](server_type& s) { tell_groups(s); });
   }
 
   /// As the other data_parallel. Under `async_geo_sgd`, and without `merge` and a bound of 0, a weight of 0 means that
   /// the gradient doesn't count, and others are not used.
   void begin(const begin_options& o = {}) { step_.begin(o); }
 
-  /// As the other data_parallel.
+  /// As the other data_parallel. Gradient i may travel, so it mustn't change any more.
   void ready(std::size_t i) {
-    step_.check(i);
-    if (!step_.is_open()) begin();
-    step_.ready(i);
+    step_.ready(i, [&] { begin(); });
+    if constexpr (!moves) send_ready(i);
   }
 
-  /// @brief Under `async_ps` pushes the gradient and takes the parameters that have changed; under `async_geo_sgd`
-  /// updates the replica, and exchanges what can be without waiting. `max_norm` limits this rank's own gradient.
-  /// Skipped if that isn't finite, or, with staleness 0, anybody's.
+  /// @brief Under `async_ps` ends the push and takes the parameters that have changed; under `async_geo_sgd` updates
+  /// the replica, and exchanges what can be without waiting. `max_norm` limits this rank's own gradient. Skipped if
+  /// that isn't finite, or, with staleness 0, anybody's.
   /// Throws: argument_error as the other data_parallel; comm_error.
   step_result step(const step_options& o) {
     detail::check_step(o, nullptr);
     if (!step_.is_open()) begin();
-    step_.close([](std::size_t) {});
+    step_.close([&]([[maybe_unused]] std::size_t i) {
+      if constexpr (!moves) send_ready(i);
+    });
     double squares = 0.0;
     const bool counted = step_.samples() > 0.0;
     for (std::size_t i = 0; counted && i < tensors_.size(); ++i)
@@ -174,8 +180,10 @@ class data_parallel<Strategy, Comm, Optimizer> {
     if constexpr (moves) {
       replica_->join();
     } else {
+      take_all();
       for (int k = 0; k < servers_; ++k) post(k, detail::row_tag::join, {}, detail::row_writer(false));
       take_all();
+      for (link& l : links_) l.behind = 0;
     }
   }
 
@@ -254,7 +262,7 @@ class data_parallel<Strategy, Comm, Optimizer> {
       for (std::size_t k = 0; k < static_cast<std::size_t>(slots); ++k)
         std::copy_n(state.values(k), state.elements(), s.state().state(k, 0));
     });
-    std::fill(seen_.begin(), seen_.end(), clock);
+    for (link& l : links_) l.seen = clock;
     (void)detail::everywhere(comm_, true);  // nobody pushes before all have it
   }
 
@@ -284,6 +292,12 @@ class data_parallel<Strategy, Comm, Optimizer> {
   }
 
  private:
+  struct link {
+    std::uint64_t seen = 0;    // the server's clock
+    std::uint64_t behind = 0;  // the clock less the one that the gradient under way was computed at
+    detail::ready_rows rows;
+  };
+
   static const Strategy& checked(const Strategy& plan, const Optimizer& rule, int ranks) {
     plan.check();
     detail::check_part(plan.mode);
@@ -329,53 +343,71 @@ class data_parallel<Strategy, Comm, Optimizer> {
     if constexpr (!moves) node_->with_server(f);
   }
 
+  std::size_t part_bytes() const noexcept {
+    if constexpr (requires { plan_.buckets.first; })
+      return plan_.buckets.first;
+    else
+      return buckets{}.first;
+  }
+  void tell_groups(server_type& s) const {
+    for (std::size_t i = 0; i < tensors_.size(); ++i) s.context(i, step_.context(i, 1.0f, 0));
+  }
   void post(int k, detail::row_tag tag, detail::row_request head, const detail::row_writer& rows) {
-    head.seen = seen_[static_cast<std::size_t>(k)];
+    head.seen = links_[static_cast<std::size_t>(k)].seen;
     node_->post(k, tag, rows.message(head, map_.first(k + 1) - map_.first(k)));
   }
-  // Takes every server's answer; whether the update was skipped.
+  // Gradient i is ready: what is long enough for a message travels.
+  void send_ready(std::size_t i) {
+    if (!(step_.samples() > 0.0)) return;
+    for (int k = 0; k < servers_; ++k) {
+      detail::ready_rows& rows = links_[static_cast<std::size_t>(k)].rows;
+      rows.add(i);
+      if (rows.elements() * sizeof(float) >= part_bytes()) post(k, detail::row_tag::part, {}, take_ready(k));
+    }
+  }
+  detail::row_writer take_ready(int k) {
+    return links_[static_cast<std::size_t>(k)].rows.take([&](const detail::row_map::row& r) {
+      const float* const g = gradient(r.tensor) + r.begin;
+      return in_rows(r.tensor) && std::all_of(g, g + r.count, [](float x) { return x == 0.0f; }) ? nullptr : g;
+    });
+  }
+  // Takes the answers that are under way; whether the update was skipped.
   bool take_all() {
     std::uint64_t stale = 0;
     bool skipped = false;
     for (int k = 0; k < servers_; ++k) {
+      if (!node_->open(k)) continue;
       const payload body = node_->take(k);
+      link& l = links_[static_cast<std::size_t>(k)];
       const auto head = detail::row_head<detail::row_reply>(body);
       for (detail::row_reader in(body, head, map_, k); !in.done(); in.next())
         std::copy_n(in.values(), in.row().count, parameters_[in.row().tensor] + in.row().begin);
-      seen_[static_cast<std::size_t>(k)] = head.clock;
-      stale = (std::max)(stale, head.staleness);
+      stale = (std::max)(stale, head.staleness + l.behind);
+      if constexpr (!moves) l.behind = plan_.mode.background ? head.clock - l.seen : 0;
+      l.seen = head.clock;
       skipped |= head.skipped != 0;
     }
-    last_staleness_ = stale;
+    if (std::exchange(pushed_, false) && !skipped) {
+      ++meetings_;
+      ++staleness_[(std::min<std::uint64_t>)(stale, 15)];
+    }
     return skipped;
   }
 
   // Under async_ps: whether the update was skipped.
   bool push_all(const step_options& o, const detail::scaling& scale, bool counted, bool finite) {
-    const detail::row_request head{.samples = counted ? step_.samples() : 0.0, .lr = o.lr, .bad = counted && !finite};
-    for (std::size_t i = 0; counted && finite && i < tensors_.size(); ++i) {
-      float* const g = gradient(i);
-      if (scale.factor != 1.0f) convert_scaled(g, g, tensors_[i].count, scale.factor);
-      for (std::size_t k = 0; scale.limit > 0.0f && k < tensors_[i].count; ++k)
-        g[k] = std::clamp(g[k], -scale.limit, scale.limit);
-    }
+    if (plan_.mode.background) take_all();
     for (int k = 0; k < servers_; ++k) {
-      detail::row_writer out(false);
-      const std::size_t first = map_.first(k), last = counted && finite ? map_.first(k + 1) : first;
-      if (!plan_.mode.sparse) out.reserve(last - first, map_.start(last) - map_.start(first));
-      map_.each(first, last, [&](const auto& r) {
-        const float* const g = gradient(r.tensor) + r.begin;
-        if (in_rows(r.tensor) && std::all_of(g, g + r.count, [](float x) { return x == 0.0f; })) return;
-        out.add(static_cast<std::uint32_t>(r.number - first), g, r.count);
-      });
-      post(k, detail::row_tag::push, head, out);
+      post(k, detail::row_tag::push,
+           {.samples = counted ? step_.samples() : 0.0,
+            .lr = o.lr,
+            .bad = counted && !finite,
+            .factor = scale.factor,
+            .limit = scale.limit},
+           take_ready(k));
     }
-    const bool skipped = take_all();
-    if (counted && finite && !skipped) {
-      ++meetings_;
-      ++staleness_[(std::min<std::uint64_t>)(last_staleness_, 15)];
-    }
-    return skipped;
+    pushed_ = counted && finite;
+    return !plan_.mode.background && take_all();
   }
 
   // Under async_geo_sgd.
@@ -389,9 +421,7 @@ class data_parallel<Strategy, Comm, Optimizer> {
       }
     }
     const auto view = [&](const detail::piece& p) {
-      const group_options& g = step_.group(p.tensor);
-      return detail::piece_view<>{
-          parameters_[p.tensor], gradient(p.tensor), {o.lr * g.lr_scale, steps_, g.decay_scale}};
+      return detail::piece_view<>{parameters_[p.tensor], gradient(p.tensor), step_.context(p.tensor, o.lr, steps_)};
     };
     update_.advance(static_cast<Comm*>(nullptr), whole_, view, scale);
     for (const detail::piece& p : whole_) update_.apply(p, view, scale);
@@ -407,10 +437,11 @@ class data_parallel<Strategy, Comm, Optimizer> {
   std::vector<detail::piece> whole_;  // every tensor as one piece
   detail::row_map map_;
   detail::piecewise<Optimizer, slots, memory_type> update_;  // of a replica that trains alone
-  std::vector<std::uint64_t> seen_;                          // each server's clock
+  std::vector<link> links_;                                  // to each server
   int unwinding_;
   std::size_t steps_ = 0, skipped_ = 0, meetings_ = 0;
-  std::uint64_t staleness_[16] = {}, last_staleness_ = 0;
+  std::uint64_t staleness_[16] = {};
+  bool pushed_ = false;                    // a gradient whose answer isn't taken yet
   std::unique_ptr<node_type> node_;        // under async_ps
   std::unique_ptr<replica_type> replica_;  // under async_geo_sgd
 };

@@ -63,18 +63,20 @@ template <class Messenger, class Server> class row_node {
     if (server_) f(*server_);
   }
 
-  // Hands a request to a server over; waits for nobody. The one before must have been taken.
+  // Hands a request to a server over; waits for nobody. Before a push or a join the reply to the one before must have
+  // been taken.
   void post(int k, row_tag tag, std::vector<std::byte>&& body) {
     const std::lock_guard lock(mutex_);
     link& l = links_[static_cast<std::size_t>(k)];
-    l.tag = tag;
-    l.body = std::move(body);
-    l.packed = {};
-    ++l.id;
-    l.open = true;
-    l.answered = false;
     ++requests_;
-    sent_bytes_ += l.body.size();
+    sent_bytes_ += body.size();
+    const std::uint64_t number = l.post({tag, std::move(body)});
+    if (tag != row_tag::part) {
+      l.asked = number;
+      l.open = true;
+      l.answered = false;
+      l.joins = tag == row_tag::join;
+    }
     transmit(k, l);
   }
   // Whether a request is posted and its reply not taken.
@@ -96,7 +98,6 @@ template <class Messenger, class Server> class row_node {
       changed_.wait_until(lock, std::chrono::system_clock::now() + std::chrono::milliseconds(100));
     }
     l.open = l.answered = false;
-    l.body.clear();
     return std::move(l.reply);
   }
 
@@ -109,19 +110,22 @@ template <class Messenger, class Server> class row_node {
   }
 
  private:
-  static constexpr clock::duration first_wait = std::chrono::milliseconds(25), longest_wait = std::chrono::seconds(1);
+  // Probes are small, so those who wait long for others ask often enough to find a loss soon.
+  static constexpr std::chrono::milliseconds first_wait{5}, longest_wait{200};
 
-  struct link {
-    row_tag tag = row_tag::push;
-    std::uint64_t id = 0;
+  struct request {
+    row_tag tag;
     std::vector<std::byte> body;
-    payload packed;  // a copy of it, until there is room
+    std::size_t size() const noexcept { return body.size(); }
+  };
+  struct link : numbered_log<request> {
+    std::uint64_t asked = 0;  // the last request with a reply
+    payload packed;           // a copy of the next one, until there is room
     payload reply;
-    bool open = false, answered = false, sent = false;
-    std::string gone;         // why the server can't answer any more
-    int gone_by = -1;         // whose fault that is
-    clock::time_point due{};  // of a probe
-    clock::duration wait{};   // between two of them
+    bool open = false, answered = false, joins = false;
+    std::string gone;  // why the server can't answer any more
+    int gone_by = -1;  // whose fault that is
+    repetition probe;
   };
   struct letter {
     int to;
@@ -135,12 +139,14 @@ template <class Messenger, class Server> class row_node {
     if (!l.gone.empty()) throw comm_error(who_, messenger_->rank(), l.gone_by, l.gone);
   }
 
-  // With the lock. Sends a request, if there is room; else the thread does.
+  // With the lock. Sends requests, as far as there is room; else the thread does. What is sent isn't expected again.
   void transmit(int k, link& l) {
-    if (!l.packed.data()) l.packed = payload(std::span<const std::byte>(l.body));
-    l.sent = put(k, l.tag, l.id, std::move(l.packed));  // without room it stays
-    l.wait = first_wait;
-    l.due = clock::now() + l.wait;
+    for (; l.next <= l.sent; ++l.next) {
+      if (!l.packed.data()) l.packed = payload(std::span<const std::byte>(l[l.next].body));
+      if (!put(k, l[l.next].tag, l.next, std::move(l.packed))) break;  // it stays
+      l.packed = {};
+    }
+    l.probe.begin(first_wait);
   }
   bool put(int to, row_tag tag, std::uint64_t id, payload&& body) {
     try {
@@ -171,7 +177,7 @@ template <class Messenger, class Server> class row_node {
       try {
         if (finished()) return;
         std::optional<message> m =
-            messenger_->receive(std::chrono::milliseconds(outbox_.empty() && !unsent_ && !stopping_ ? 20 : 1));
+            messenger_->receive(std::chrono::milliseconds(outbox_.empty() && !unsent_ && !stopping_ ? 5 : 1));
         for (; m; m = messenger_->receive({})) heed(*m);
         std::deque<letter> left = std::exchange(outbox_, {});
         for (letter& l : left) deliver(std::move(l));
@@ -226,7 +232,7 @@ template <class Messenger, class Server> class row_node {
       const bool over = m.kind == message_kind::died || m.kind == message_kind::left;
       if (over || m.kind == message_kind::refused) lose(m.from.rank, m.from.rank, std::string(m.body.text()));
       if (m.kind == message_kind::gap && m.from.rank < static_cast<int>(links_.size()))
-        links_[static_cast<std::size_t>(m.from.rank)].due = {};
+        links_[static_cast<std::size_t>(m.from.rank)].probe.due = {};
     }
     with_server([&](Server& s) { s.heed(m, sender()); });
   }
@@ -248,25 +254,29 @@ template <class Messenger, class Server> class row_node {
     const auto head = row_head<row_reply>(m.body);
     if (head.status == row_status::failed)
       return lose(m.from.rank, static_cast<int>(head.staleness), std::string(m.body.text().substr(sizeof head)));
-    if (m.id != l.id) return;
-    if (!l.open || l.answered) {
-      if (l.tag == row_tag::join) thank(m.from.rank, l);  // it doesn't know yet
+    if (head.status == row_status::missing) {
+      if (head.clock < l.first || head.clock >= l.next) return;  // answered meanwhile, or on its way
+      l.next = head.clock;
+      l.packed = {};
+    } else if (m.id != l.asked) {
+      return;
+    } else if (!l.open || l.answered) {
+      if (l.joins) thank(m.from.rank, l);  // it doesn't know yet
     } else if (head.status == row_status::answered) {
-      (void)put(m.from.rank, row_tag::again, l.id, payload(0));
-      l.wait = first_wait;
-      l.due = clock::now() + l.wait;
-    } else if (head.status == row_status::missing) {
-      l.sent = false;
+      (void)put(m.from.rank, row_tag::again, l.asked, payload(0));
+      l.probe.begin(first_wait);
     } else {
       l.reply = std::move(m.body);
       l.answered = true;
-      if (l.tag == row_tag::join) thank(m.from.rank, l);
+      l.drop(l.asked);
+      if (l.next < l.first) l.next = l.first, l.packed = {};  // it was missing when that was said
+      if (l.joins) thank(m.from.rank, l);
       changed_.notify_all();
     }
   }
 
   // What is lost of it the server asks for again.
-  void thank(int k, const link& l) { (void)put(k, row_tag::thanks, l.id, payload(0)); }
+  void thank(int k, const link& l) { (void)put(k, row_tag::thanks, l.asked, payload(0)); }
 
   // Sends what isn't sent yet; asks servers that have been silent whether they have a request.
   void repeat() {
@@ -275,14 +285,12 @@ template <class Messenger, class Server> class row_node {
     unsent_ = false;
     for (std::size_t k = 0; k < links_.size(); ++k) {
       link& l = links_[k];
-      if (!l.open || l.answered) continue;
-      if (!l.sent) {
+      if (l.next <= l.sent) {
         transmit(static_cast<int>(k), l);
-        unsent_ |= !l.sent;
-      } else if (now >= l.due) {
-        (void)put(static_cast<int>(k), row_tag::probe, l.id, payload(0));
-        l.wait = (std::min<clock::duration>)(2 * l.wait, longest_wait);
-        l.due = now + l.wait;
+        unsent_ |= l.next <= l.sent;
+      } else if (l.open && !l.answered && now >= l.probe.due) {
+        (void)put(static_cast<int>(k), row_tag::probe, l.asked, payload(0));
+        l.probe.later(now, longest_wait);
       }
     }
   }

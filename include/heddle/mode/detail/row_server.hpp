@@ -3,9 +3,11 @@
 #pragma once
 
 #include <heddle/collective/detail/pieces.hpp>
+#include <heddle/comm/detail/numbered.hpp>
 #include <heddle/comm/self.hpp>
 #include <heddle/mode/detail/row_wire.hpp>
 
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -17,9 +19,12 @@ struct row_server_settings {
   static constexpr std::uint64_t unbounded = (std::numeric_limits<std::uint64_t>::max)();
 
   std::uint64_t staleness = unbounded;  // see async_ps
+  bool background = false;              // workers are a push ahead of their answers
   std::uint32_t merge = 1;
   float compensation = 0.0f;
   bool moves = false;  // pushes are added to the parameters; no rule
+  // Workers from this rank on may leave or die without ending the others' training.
+  int dispensable = (std::numeric_limits<int>::max)();
 };
 
 // The rule of a server that adds moves.
@@ -49,8 +54,7 @@ template <class Rule, class Memory> class row_server {
         by_(s.moves ? rows_ : 0, -1),
         before_(by_.size(), 0),
         clients_(static_cast<std::size_t>(workers)),
-        lr_scales_(tensors, 1.0f),
-        decay_scales_(tensors, 1.0f) {
+        contexts_(tensors, {.lr = 1.0f}) {
     map.each(first_, first_ + rows_, [&](const row_map::row& r) {
       if (!pieces_.empty() && pieces_.back().tensor == r.tensor)
         pieces_.back().count += r.count;
@@ -67,7 +71,8 @@ template <class Rule, class Memory> class row_server {
            by_.size() * (sizeof by_[0] + sizeof before_[0]);
   }
   std::uint64_t clock() const noexcept { return clock_; }
-  void scale(std::size_t tensor, float lr, float decay) { lr_scales_[tensor] = lr, decay_scales_[tensor] = decay; }
+  // What the rule is told of a tensor, with the factor on its rate.
+  void context(std::size_t tensor, const update_context& x) { contexts_[tensor] = x; }
   // New parameters: tensor(i) gives those of tensor i. All workers have them too.
   template <class Tensor> void assign(Tensor&& tensor, std::uint64_t clock) {
     for (const piece& p : pieces_) std::copy_n(tensor(p.tensor) + p.begin, p.count, values_.data() + p.state);
@@ -82,16 +87,21 @@ template <class Rule, class Memory> class row_server {
   // A message of a worker, or news of it. send(rank, id, bytes) sends a reply.
   template <class Send> void heed(message& m, Send&& send) {
     if (m.from.rank < 0 || static_cast<std::size_t>(m.from.rank) >= clients_.size()) return;
-    if (m.kind == message_kind::died || m.kind == message_kind::left || m.kind == message_kind::refused) {
-      clients_[static_cast<std::size_t>(m.from.rank)].told = false;
-      if (failed_by_ < 0) fail(m.from.rank, std::string(m.body.text()), send);
-      return;
-    }
-    if (m.kind != message_kind::data) return;
     client& c = clients_[static_cast<std::size_t>(m.from.rank)];
+    if (m.kind == message_kind::died || m.kind == message_kind::left || m.kind == message_kind::refused) {
+      forget(c);
+      if (failed_by_ >= 0) return;
+      if (m.from.rank < settings_.dispensable || m.kind == message_kind::refused)
+        return fail(m.from.rank, std::string(m.body.text()), send);
+      c.gone = c.joined = true;  // what it has pushed counts
+      c.waiting = false;
+      c.coming.clear();
+      return go_on(send);
+    }
+    if (m.kind != message_kind::data || c.gone) return;
     try {
       take(c, m, send);
-    } catch (const argument_error& e) {
+    } catch (const file_error& e) {  // it is damaged
       fail(m.from.rank, e.what(), send);
     }
   }
@@ -102,7 +112,7 @@ template <class Rule, class Memory> class row_server {
   // Asks those who haven't thanked whether they have heard it.
   template <class Send> void remind(Send&& send) {
     for (std::size_t i = 0; i < clients_.size(); ++i)
-      if (clients_[i].told) reply(static_cast<int>(i), clients_[i].taken, {.status = row_status::answered}, send);
+      if (clients_[i].told) reply(static_cast<int>(i), clients_[i].asked, {.status = row_status::answered}, send);
   }
   // Nobody can go on: all learn why, before this rank leaves for the same reason. But for those who were told that all
   // have joined: they need nothing any more, and their answer may be lost or wait behind this.
@@ -110,26 +120,32 @@ template <class Rule, class Memory> class row_server {
     failed_by_ = rank;
     failure_ = why;
     for (std::size_t i = 0; i < clients_.size(); ++i)
-      if (static_cast<int>(i) != rank && !clients_[i].told) refuse(static_cast<int>(i), clients_[i].taken, send);
+      if (static_cast<int>(i) != rank && !clients_[i].told) refuse(static_cast<int>(i), clients_[i].asked, send);
   }
 
  private:
-  struct client {
-    std::uint64_t taken = 0, pushes = 0;  // the last request; pushes since all have joined
+  struct request {
+    row_tag tag;
+    payload body;
+  };
+  struct client : numbered_inbox<request> {
+    std::uint64_t asked = 0, pushes = 0;  // the last request with a reply; pushes since all have joined
     std::uint64_t lag = 0;                // staleness of the last gradient
-    row_request head{};                   // of the last request
-    payload body;                         // of a gradient that isn't applied yet
-    bool waiting = false, joined = false, skipped = false, kept = false;
+    row_request head{};                   // of the last request with a reply
+    std::vector<payload> coming, bodies;  // of the gradient that isn't whole yet, and of one that isn't applied yet
+    std::vector<std::byte> last_words;    // the reply to a join, as others may go on and change what it says
+    bool waiting = false, joined = false, skipped = false, whole = false;
     bool told = false;  // that all have joined, and hasn't thanked yet
+    bool gone = false;  // for good
   };
 
   template <class Send> void take(client& c, message& m, Send& send) {
     const auto rank = m.from.rank;
     if (static_cast<row_tag>(m.tag) == row_tag::thanks) {
-      if (m.id == c.taken) c.told = false;
+      if (m.id == c.asked) forget(c);
       return;
     }
-    const bool answered = m.id == c.taken && !c.waiting;
+    const bool answered = m.id == c.asked && !c.waiting;
     // Who leaves after all have joined is no failure for those who were told so.
     if (failed_by_ >= 0 && !(answered && c.told)) return refuse(rank, m.id, send);
     if (static_cast<row_tag>(m.tag) == row_tag::again) {
@@ -137,31 +153,50 @@ template <class Rule, class Memory> class row_server {
       return;
     }
     if (static_cast<row_tag>(m.tag) == row_tag::probe) {
-      if (m.id > c.taken) return reply(rank, m.id, {.status = row_status::missing}, send);
+      if (m.id > c.taken) return reply(rank, m.id, {.clock = c.taken + 1, .status = row_status::missing}, send);
       if (answered) reply(rank, m.id, {.status = row_status::answered}, send);
       return;
     }
-    if (m.id <= c.taken) return;  // repeated
-    const row_request head = row_head<row_request>(m.body);
-    row_reader(m.body, head, *map_, server_);  // refuses a head that doesn't fit
-    if (c.kept) apply_kept();                  // a worker is in a mean once
-    c.taken = m.id;
+    std::uint64_t number = c.taken + 1;
+    if (!c.put(m.id, {static_cast<row_tag>(m.tag), std::move(m.body)})) return;  // repeated
+    // Where one has come before another, that is mostly lost.
+    if (m.id > c.taken) reply(rank, m.id, {.clock = number, .status = row_status::missing}, send);
+    for (; number <= c.taken; ++number) {
+      request r = std::move(c.kept.extract(number).mapped());
+      const row_request head = row_head<row_request>(r.body);
+      row_reader(r.body, head, *map_, server_);  // refuses a head that doesn't fit
+      if (r.tag == row_tag::part)
+        c.coming.push_back(std::move(r.body));
+      else
+        end(c, number, head, std::move(r), send);
+    }
+  }
+  // A worker has said all of a push or a join.
+  template <class Send> void end(client& c, std::uint64_t number, const row_request& head, request&& r, Send& send) {
+    if (c.whole) apply_whole();  // a worker is in a mean once
+    forget(c);
+    c.asked = number;
     c.head = head;
     c.waiting = true;
-    c.skipped = c.told = false;
+    c.skipped = false;
     c.lag = clock_ - (std::min)(clock_, head.seen);
-    if (static_cast<row_tag>(m.tag) == row_tag::join)
-      c.joined = true;
-    else
-      ++c.pushes;
+    c.joined = r.tag == row_tag::join;
+    c.pushes += !c.joined;
     const bool counts = !head.bad && head.samples > 0.0;
+    c.coming.push_back(std::move(r.body));
     if (settings_.moves && (settings_.staleness > 0 || c.joined)) {
-      add(rank, head, m.body);
+      for (const payload& body : c.coming) add(static_cast<int>(&c - clients_.data()), body);
     } else if (!c.joined && (settings_.staleness == 0 || counts)) {
-      c.body = std::move(m.body);
-      c.kept = true;
+      c.bodies = std::move(c.coming);
+      c.whole = true;
     }
+    c.coming.clear();
     go_on(send);
+  }
+  // It has heard the reply to its join.
+  static void forget(client& c) noexcept {
+    c.told = false;
+    c.last_words = {};
   }
 
   std::size_t active() const noexcept {
@@ -175,35 +210,35 @@ template <class Rule, class Memory> class row_server {
     const std::size_t n = active();
     if (settings_.staleness == 0) {
       bool all = n > 0;
-      for (const client& c : clients_) all &= c.joined || c.kept;
-      if (all) apply_kept();
+      for (const client& c : clients_) all &= c.joined || c.whole;
+      if (all) apply_whole();
     } else {
-      std::size_t kept = 0;
-      for (const client& c : clients_) kept += c.kept;
-      if (kept > 0 && kept >= (std::min<std::size_t>)(settings_.merge, (std::max<std::size_t>)(n, 1))) apply_kept();
+      std::size_t whole = 0;
+      for (const client& c : clients_) whole += c.whole;
+      if (whole > 0 && whole >= (std::min<std::size_t>)(settings_.merge, (std::max<std::size_t>)(n, 1))) apply_whole();
     }
     std::uint64_t least = settings_.unbounded;
     for (const client& c : clients_)
       if (!c.joined) least = (std::min)(least, c.pushes);
     for (client& c : clients_) {
       if (!c.waiting || (c.joined && n > 0)) continue;
-      const bool close = c.pushes <= least || c.pushes - least <= settings_.staleness;
-      if (c.joined || (settings_.staleness == 0 ? !c.kept : close)) {
+      const bool close = c.pushes <= least || c.pushes - least <= settings_.staleness - settings_.background;
+      if (c.joined || (settings_.staleness == 0 ? !c.whole : close)) {
         c.waiting = false;
         c.told = c.joined;
         answer(c, send);
       }
     }
     if (n > 0) return;
-    for (client& c : clients_) c.joined = false, c.pushes = 0;
+    for (client& c : clients_) c.joined = c.gone, c.pushes = 0;
   }
 
-  // One update from all gradients that are kept: their mean, weighted by samples, in the order of ranks.
-  void apply_kept() {
+  // One update from all gradients that are whole: their mean, weighted by samples, in the order of ranks.
+  void apply_whole() {
     double most = 0.0, sum = 0.0;
     bool bad = false;
     for (const client& c : clients_) {
-      if (!c.kept) continue;
+      if (!c.whole) continue;
       bad |= c.head.bad != 0;
       most = (std::max)(most, c.head.samples);
     }
@@ -212,11 +247,13 @@ template <class Rule, class Memory> class row_server {
     std::vector<const client*> whose;
     float lr = 0.0f;
     for (client& c : clients_) {
-      if (!c.kept) continue;
+      if (!c.whole) continue;
       c.skipped = skip;
       if (skip || !(c.head.samples > 0.0)) continue;
-      from.emplace_back(c.body, c.head, *map_, server_);
-      whose.push_back(&c);
+      for (const payload& body : c.bodies) {
+        from.emplace_back(body, row_head<row_request>(body), *map_, server_);
+        whose.push_back(&c);
+      }
       sum += c.head.samples / most;
       lr = c.head.lr;
     }
@@ -239,8 +276,8 @@ template <class Rule, class Memory> class row_server {
       ++clock_;
     }
     for (client& c : clients_) {
-      if (!std::exchange(c.kept, false)) continue;
-      c.body = {};
+      c.whole = false;
+      c.bodies.clear();
     }
   }
 
@@ -252,7 +289,10 @@ template <class Rule, class Memory> class row_server {
                      : now;
     if (settings_.moves) weight = 1.0;
     for (std::size_t k = 0; k < row.count; ++k) {
-      const float x = sent_.size() ? g[k] + settings_.compensation * g[k] * g[k] * (now[k] - then[k]) : g[k];
+      float x = g[k];
+      if (c.head.factor != 1.0f) x *= c.head.factor;
+      if (c.head.limit > 0.0f) x = std::clamp(x, -c.head.limit, c.head.limit);
+      if (sent_.size()) x += settings_.compensation * x * x * (now[k] - then[k]);
       const double part = weight * static_cast<double>(x);
       total_[k] = more ? total_[k] + part : part;
     }
@@ -261,11 +301,10 @@ template <class Rule, class Memory> class row_server {
     gradient_.resize(row.count);
     for (std::size_t k = 0; k < row.count; ++k) gradient_[k] = static_cast<float>(total_[k] * factor);
     const piece p{.tensor = row.tensor, .begin = row.begin, .count = row.count, .state = row.at - base_};
-    const auto view = [&](const piece& x) {
-      return piece_view<>{values_.data() + x.state,
-                          gradient_.data(),
-                          {lr * lr_scales_[x.tensor], static_cast<std::size_t>(clock_), decay_scales_[x.tensor]}};
-    };
+    update_context context = contexts_[row.tensor];
+    context.lr *= lr;
+    context.step = static_cast<std::size_t>(clock_);
+    const auto view = [&](const piece& x) { return piece_view<>{values_.data() + x.state, gradient_.data(), context}; };
     if constexpr (layerwise<Rule>) update_.advance(static_cast<self*>(nullptr), {p}, view, {});
     update_.apply(p, view, {});
   }
@@ -280,9 +319,9 @@ template <class Rule, class Memory> class row_server {
     changed_[r] = clock_ + 1;
   }
   // A worker's moves, at once.
-  void add(int worker, const row_request& head, const payload& body) {
+  void add(int worker, const payload& body) {
     bool some = false;
-    for (row_reader in(body, head, *map_, server_); !in.done(); in.next(), some = true) {
+    for (row_reader in(body, row_head<row_request>(body), *map_, server_); !in.done(); in.next(), some = true) {
       float* const x = values_.data() + (in.row().at - base_);
       for (std::size_t k = 0; k < in.row().count; ++k) x[k] += in.values()[k];
       note(in.row(), worker);
@@ -292,6 +331,7 @@ template <class Rule, class Memory> class row_server {
 
   template <class Send> void answer(client& c, Send& send) {
     const auto worker = static_cast<std::size_t>(&c - clients_.data());
+    if (!c.last_words.empty()) return send(static_cast<int>(worker), c.asked, std::vector<std::byte>(c.last_words));
     row_writer out(c.head.half != 0);
     // It knows what it moved itself. But for rounding: so only where all rows come in the end.
     const bool others = c.head.half && !c.head.whole && !by_.empty();
@@ -304,19 +344,21 @@ template <class Rule, class Memory> class row_server {
       if (sent_.size()) std::copy_n(x, r.count, sent_.data() + worker * values_.size() + (r.at - base_));
     });
     const row_reply head{.clock = clock_, .staleness = c.lag, .skipped = c.skipped, .half = c.head.half};
-    send(static_cast<int>(worker), c.taken, out.message(head, rows_));
+    std::vector<std::byte> words = out.message(head, rows_);
+    if (c.told) c.last_words = words;
+    send(static_cast<int>(worker), c.asked, std::move(words));
   }
   template <class Send> void reply(int rank, std::uint64_t id, row_reply head, Send& send) {
-    std::vector<std::byte> out(sizeof head);
-    std::memcpy(out.data(), &head, sizeof head);
-    send(rank, id, std::move(out));
+    byte_writer out;
+    out.put(head);
+    send(rank, id, out.release());
   }
   template <class Send> void refuse(int rank, std::uint64_t id, Send& send) {
     const row_reply head{.staleness = static_cast<std::uint64_t>(failed_by_), .status = row_status::failed};
-    std::vector<std::byte> out(sizeof head + failure_.size());
-    std::memcpy(out.data(), &head, sizeof head);
-    std::memcpy(out.data() + sizeof head, failure_.data(), failure_.size());
-    send(rank, id, std::move(out));
+    byte_writer out;
+    out.put(head);
+    out.put(failure_.data(), failure_.size());
+    send(rank, id, out.release());
   }
 
   const row_map* map_;
@@ -331,7 +373,7 @@ template <class Rule, class Memory> class row_server {
   std::vector<std::uint64_t> before_;   // and when somebody else did last
   std::uint64_t clock_ = 0;
   std::vector<client> clients_;
-  std::vector<float> lr_scales_, decay_scales_;
+  std::vector<update_context> contexts_;  // of each tensor
   std::vector<double> total_;
   std::vector<float> gradient_;
   int failed_by_ = -1;

@@ -2,25 +2,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <heddle/comm/messenger.hpp>
-#include <heddle/core/convert.hpp>
 #include <heddle/mode/detail/row_map.hpp>
 #include <heddle/table/detail/table_wire.hpp>
-
-#include <cmath>
-#include <limits>
 
 namespace heddle {
 inline namespace v0 {
 namespace detail {
 
 // What workers and servers of rows say to each other. A request's id is its number among those of its worker to this
-// server, from 1 on; there is one at a time, and the reply repeats the id. Behind the head come the numbers of rows,
-// counted from the server's first one, filled up to 8 bytes; then their floats. Where all rows come there are no
-// numbers. A probe asks whether a request has come. If it has and the reply is sent, `answered` says so: since messages
-// mostly come in order, who doesn't have the reply by then has lost it, and asks for it `again`. So no reply travels
-// twice only because a link is slow. Thanks say that a join's reply has come.
-enum class row_tag : std::uint32_t { push = 1, join = 2, probe = 3, reply = 4, thanks = 5, again = 6 };
+// server, from 1 on. A gradient may come in parts before the push that ends it; pushes and joins have a reply, which
+// repeats the id, and the next one comes when it has come. Behind the head come the numbers of rows, counted from the
+// server's first one, filled up to 8 bytes; then their floats. Where all rows come there are no numbers. A probe asks
+// whether a request has come. If it, or one before it, is `missing`, the reply's clock is the first number that is; if
+// it has come and the reply is sent, `answered` says so: since messages mostly come in order, who doesn't have the
+// reply by then has lost it, and asks for it `again`. So nothing travels twice only because a link is slow, or because
+// a server lets a worker wait for others. Thanks say that a join's reply has come.
+enum class row_tag : std::uint32_t { push = 1, join = 2, probe = 3, reply = 4, thanks = 5, again = 6, part = 7 };
 enum class row_status : std::uint32_t { done = 1, missing = 2, failed = 3, answered = 4 };
 
 inline constexpr std::uint32_t all_rows = 0xffffffff;
@@ -34,9 +31,11 @@ struct row_request {
   std::uint8_t whole = 0;  // all rows that have ever changed are wanted: the former replies were rounded
   std::uint8_t unused = 0;
   std::uint32_t rows = 0;  // that follow, or all_rows
+  float factor = 1.0f;     // of a gradient, its parts too
+  float limit = 0.0f;      // then on each of its elements; 0: none
   std::uint32_t unused_too = 0;
 };
-static_assert(sizeof(row_request) == 32);
+static_assert(sizeof(row_request) == 40);
 
 struct row_reply {
   std::uint64_t clock = 0;      // updates so far
@@ -53,10 +52,6 @@ class row_writer {
  public:
   explicit row_writer(bool half) : half_(half) {}
 
-  void reserve(std::size_t rows, std::size_t elements) {
-    numbers_.reserve(rows);
-    values_.reserve(elements);
-  }
   void add(std::uint32_t number, const float* x, std::size_t n) {
     numbers_.push_back(number);
     values_.insert(values_.end(), x, x + n);
@@ -66,22 +61,14 @@ class row_writer {
   template <class Head> std::vector<std::byte> message(Head head, std::size_t server_rows) const {
     const bool all = numbers_.size() == server_rows;
     head.rows = all ? all_rows : static_cast<std::uint32_t>(numbers_.size());
-    const std::size_t index = all ? 0 : (numbers_.size() + 1) / 2 * 8, width = half_ ? 2 : 4;
-    std::vector<std::byte> out(sizeof head + index + values_.size() * width);
-    std::memcpy(out.data(), &head, sizeof head);
-    if (!all && !numbers_.empty()) std::memcpy(out.data() + sizeof head, numbers_.data(), 4 * numbers_.size());
-    std::byte* const to = out.data() + sizeof head + index;
-    if (half_ && !values_.empty()) {
-      std::vector<float> clamped(values_);
-      for (float& x : clamped)
-        if (std::isfinite(x)) x = std::clamp(x, -most_half, most_half);
-      std::vector<float16> narrow(clamped.size());
-      convert(clamped.data(), narrow.data(), clamped.size());
-      std::memcpy(to, static_cast<const void*>(narrow.data()), 2 * narrow.size());
-    } else if (!values_.empty()) {
-      std::memcpy(to, values_.data(), 4 * values_.size());
+    byte_writer out;
+    out.put(head);
+    if (!all) {
+      out.put(numbers_.data(), 4 * numbers_.size());
+      if (numbers_.size() % 2) out.put(std::uint32_t{0});
     }
-    return out;
+    put_floats<float16>(out, values_.data(), values_.size(), half_);
+    return out.release();
   }
 
  private:
@@ -90,7 +77,11 @@ class row_writer {
   std::vector<float> values_;
 };
 
-// Goes through the rows of a message that has come, which it borrows. Throws argument_error if it isn't well formed.
+template <class Head> Head row_head(const payload& body) {
+  return byte_reader(body.data(), body.size(), "a message of rows").get<Head>();
+}
+
+// Goes through the rows of a message that has come, which it borrows. Throws file_error if it isn't well formed.
 class row_reader {
  public:
   template <class Head>
@@ -100,12 +91,10 @@ class row_reader {
         rows_(map.first(server + 1) - first_),
         all_(head.rows == all_rows),
         half_(head.half != 0),
-        left_(all_ ? rows_ : head.rows) {
-    const std::size_t index = all_ ? 0 : (left_ + 1) / 2 * 8;
-    if (body.size() < sizeof head + index) refuse();
-    numbers_ = body.data() + sizeof head;
-    values_ = numbers_ + index;
-    end_ = body.data() + body.size();
+        left_(all_ ? rows_ : head.rows),
+        in_(body.data(), body.size(), "a message of rows") {
+    in_.take(sizeof head);
+    numbers_ = in_.take(all_ ? 0 : (left_ + 1) / 2 * 8);
     prepare();
   }
 
@@ -114,53 +103,34 @@ class row_reader {
   // The floats of the row, valid until the next one.
   const float* values() const noexcept { return floats_.data(); }
   void next() {
-    values_ += now_.count * (half_ ? 2 : 4);
-    numbers_ += 4;
     ++index_;
     --left_;
     prepare();
   }
 
  private:
-  [[noreturn]] static void refuse() { throw argument_error("heddle: a message of a parameter server is damaged"); }
   void prepare() {
     if (done()) {
-      if (values_ != end_) refuse();
+      if (in_.left() != 0) in_.refuse("it is longer than it says");
       return;
     }
     std::uint32_t number = static_cast<std::uint32_t>(index_);
-    if (!all_) std::memcpy(&number, numbers_, sizeof number);
-    if (number >= rows_ || (index_ > 0 && number <= last_)) refuse();
-    last_ = number;
+    if (!all_) std::memcpy(&number, numbers_ + 4 * index_, sizeof number);
+    if (number >= rows_ || (index_ > 0 && number <= now_.number - first_)) in_.refuse("its rows are out of order");
     now_ = (*map_)[first_ + number];
-    if (static_cast<std::size_t>(end_ - values_) < now_.count * (half_ ? 2 : 4)) refuse();
     floats_.resize(now_.count);
-    if (half_) {
-      narrow_.resize(now_.count);
-      std::memcpy(static_cast<void*>(narrow_.data()), values_, 2 * now_.count);
-      convert(narrow_.data(), floats_.data(), now_.count);
-    } else {
-      std::memcpy(floats_.data(), values_, 4 * now_.count);
-    }
+    take_floats<float16>(in_, floats_.data(), now_.count, half_);
   }
 
   const row_map* map_;
   std::size_t first_, rows_;
   bool all_, half_;
   std::size_t left_, index_ = 0;
-  std::uint32_t last_ = 0;
+  byte_reader in_;
+  const std::byte* numbers_;
   row_map::row now_;
-  const std::byte *numbers_ = nullptr, *values_ = nullptr, *end_ = nullptr;
   std::vector<float> floats_;
-  std::vector<float16> narrow_;
 };
-
-template <class Head> Head row_head(const payload& body) {
-  Head h;
-  if (body.size() < sizeof h) throw argument_error("heddle: a message of a parameter server is too short");
-  std::memcpy(&h, body.data(), sizeof h);
-  return h;
-}
 
 }  // namespace detail
 }  // namespace v0

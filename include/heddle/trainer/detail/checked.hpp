@@ -80,7 +80,9 @@ template <class Part> std::string name_or(const Part& p, const char* otherwise) 
 }
 
 // The tensors, if they can be trained: pointers, types, alignment, names, and no two share an element.
-template <class Tensor> std::vector<Tensor> checked(std::span<const Tensor> tensors, dtype type) {
+// An update rule that has a rule for each group has one for theirs.
+template <class Tensor, class Rule>
+std::vector<Tensor> checked(std::span<const Tensor> tensors, dtype type, const Rule&) {
   struct range {
     std::uintptr_t begin, end;
     std::size_t of;
@@ -95,6 +97,10 @@ template <class Tensor> std::vector<Tensor> checked(std::span<const Tensor> tens
     const Tensor& t = tensors[i];
     if (t.count && (!t.parameter || !t.gradient))
       fail(i, "has count " + std::to_string(t.count) + " and a null pointer");
+    if constexpr (requires { Rule::groups; })
+      if (t.group >= Rule::groups)
+        fail(i, "is of group " + std::to_string(t.group) + ", the update rule has " + std::to_string(Rule::groups) +
+                    " groups");
     if (t.type != type) fail(i, std::string("is ") + name_of(t.type) + ", allowed is " + name_of(type));
     if (t.count > (std::numeric_limits<std::size_t>::max)() / 64 - total)
       fail(i, "makes the model larger than memory can be");

@@ -26,7 +26,10 @@ template <class Element> class open_step {
     for (std::size_t i = 0; i < tensors_.size(); ++i)
       groups_[i] = tensors_[i].group < options.size() ? options[tensors_[i].group] : group_options{};
   }
-  const group_options& group(std::size_t i) const noexcept { return groups_[i]; }
+  // What a rule is told of tensor i in a step.
+  update_context context(std::size_t i, float lr, std::size_t step) const noexcept {
+    return {lr * groups_[i].lr_scale, step, groups_[i].decay_scale, tensors_[i].group};
+  }
 
   void begin(const begin_options& o) {
     check_begin(o);
@@ -42,13 +45,13 @@ template <class Element> class open_step {
       throw argument_error(std::string("heddle::data_parallel::") + what + ": a step is open; call step() first");
   }
 
-  // Throws argument_error if there is no tensor i.
-  void check(std::size_t i) const {
+  // Tensor i is ready; begin() opens the step if none is open. Throws argument_error if there is no tensor i, or if it
+  // was ready before.
+  template <class Begin> void ready(std::size_t i, Begin&& begin) {
     if (i >= tensors_.size())
       throw argument_error("heddle::data_parallel::ready: tensor " + std::to_string(i) + " of " +
                            std::to_string(tensors_.size()));
-  }
-  void ready(std::size_t i) {
+    if (!open_) begin();
     if (ready_[i])
       throw argument_error("heddle::data_parallel::ready: tensor \"" + tensors_[i].name +
                            "\" was ready before in this step");
