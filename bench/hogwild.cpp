@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Heddle authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// about: rows a second of a factorisation machine on clicks that threads train without locks, and a model of more threads
+// about: rows a second of a factorisation machine that threads train without locks, and a model of more threads
 // needs: zlib1g-dev zlib.h
 // driver: script
 // links: z
@@ -26,7 +26,7 @@ struct spent {
   double clock = 0.0, processor = 0.0;  // seconds; processors' are those of all threads
 };
 
-// One thread's part of an epoch, rows t, t + threads, ...: logistic loss of the sum of weights and of products of pairs.
+// One thread's part of an epoch, rows t, t + threads, ...: logistic loss of the weights' sum and of products of pairs.
 template <class Race>
 double learn(const ctr::rows& data, float* table, std::size_t t, std::size_t threads, double& loss) {
   const double start = bench::processor_seconds();

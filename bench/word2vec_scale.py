@@ -3,8 +3,8 @@
 """word2vec_scale.py SECONDS <MEASURED: words per second and efficiency of 1, 2, 4, 8 workers, simulated. SECONDS: of a
 worker alone for a batch of 10,000 words; MEASURED: lines "<mode> <workers> <bytes a worker sends per batch>".
 
-Every worker is a machine with one processor and one link, on which its messages, and those of the server that it has, wait
-for each other. Batches take up to a tenth longer at random. A push goes to each server, half of the bytes; each
+Every worker is a machine with one processor and one link, on which its messages, and those of the server that it has,
+wait for each other. Batches take up to a tenth longer at random. A push goes to each server, half of the bytes; each
 answers with as much: under sync when all have pushed, else at once. Workers under sync and geo compute the next batch
 meanwhile, those under async wait."""
 
@@ -62,7 +62,9 @@ def simulate(mode, workers, seconds, sent, rate):
         elif what == "push":
             server, w, number = about
             arrived[server][number].append(w)
-            ready = [w] if mode != "sync" else arrived[server][number] if len(arrived[server][number]) == workers else []
+            ready = [w]
+            if mode == "sync":
+                ready = arrived[server][number] if len(arrived[server][number]) == workers else []
             for to in ready:
                 send(last, server, to, "answer", to)
         else:
