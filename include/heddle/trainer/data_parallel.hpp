@@ -337,7 +337,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
     if constexpr (!kind::moves_momentum) {
       return (void)p, (void)o, false;
     } else {
-      if (!average_->step_dense(p.tensor, masters_[p.tensor], o.lr * step_.group(p.tensor).lr_scale)) return false;
+      if (!average_->step_dense(p.tensor, masters_[p.tensor], step_.context(p.tensor, o.lr, 0).lr)) return false;
       if constexpr (mixes) convert(masters_[p.tensor], parameters_[p.tensor], p.count);
       return true;
     }
