@@ -162,7 +162,7 @@ template <class Strategy, class Comm> class packet_exchange {
   }
 
   void lay_out_shards(one& b) {
-    const auto [first, last] = b.range;
+    const std::size_t first = b.range.first, last = b.range.last;
     const auto size = [&](std::size_t i) { return all_.sends(i) ? all_.count(i) : 0; };
     std::size_t n = 0;
     for (std::size_t i = first; i < last; ++i) n += size(i);
