@@ -32,19 +32,52 @@ TEST_CASE("device trainer: dgc in its dense phase is momentum SGD, and afterward
   CHECK(compare(plan({.begin_step = 100}), momentum) == "");
   // Without momentum each rank's gradients are what was sent and what is held: the mean of parameters at a rate of 1.
   const hd::dgc sparse{.sparsity = 0.9, .begin_step = 1, .warmup_steps = 4, .dense_below = 10};
-  for (const course& c : {course{.steps = 12, .lr = 1e-3f}, course{.steps = 12, .lr = 1e-3f, .bad_step = 5}}) {
+  struct regime {
+    course c;
+    float decay = 0.0f;
+    bool weights = false;  // rank r has 1 + r samples
+  };
+  const course plain{.steps = 12, .lr = 1e-3f}, bad{.steps = 12, .lr = 1e-3f, .bad_step = 5};
+  for (const auto& [c, decay, weights] : {regime{plain}, regime{bad}, regime{plain, 0.5f}, regime{bad, 0.5f, true}}) {
     constexpr int ranks = 3;
     std::vector<std::vector<double>> in(ranks, std::vector<double>(count)), held = in;
     std::vector<std::vector<float>> w(ranks);
     std::vector<std::uint64_t> sent(ranks);
+    std::uint64_t expected = 0;
+    for (std::size_t s = 0, taken = 0; s < c.steps; ++s) {
+      const auto room = [&](std::size_t n) {
+        const std::size_t k = sparse.entries(n, {.step = taken});
+        return s == c.bad_step ? 0 : (std::min)(n, k + k / 4);
+      };
+      expected += taken == 0 ? count : 8 + room(1000) + room(33);
+      taken += s != c.bad_step;
+    }
     hd::threads::run(ranks, [&](hd::threads::communicator& host) {
       device_test::rank_device compute(0), exchange(0);
       hd::threads::device_communicator comm(host, exchange.stream());
       device_model<float> m(c, compute);
-      hd::data_parallel dp{plan(sparse), comm, m.tensors(), hd::sgd{}};
+      auto tensors = m.tensors();
+      tensors[2].group = 1;
+      hd::data_parallel dp{plan(sparse), comm, tensors, hd::sgd{.weight_decay = decay}};
       const auto r = static_cast<std::size_t>(comm.rank());
+      const double factor = weights ? ranks * (1.0 + comm.rank()) / 6.0 : 1.0;
+      double decays = static_cast<double>(decay);
       for (std::size_t s = 0; s < c.steps; ++s) {
+        if (s == 7) {
+          bool refused = false;
+          const hd::group_options other[] = {{.decay_scale = 0.5f}, {.decay_scale = 0.25f}};
+          try {
+            dp.groups(other);
+          } catch (const hd::argument_error&) {
+            refused = true;
+          }
+          RANK_CHECK(refused == (decay != 0.0f));
+          const hd::group_options halves[] = {{.decay_scale = 0.5f}, {.decay_scale = 0.5f}};
+          dp.groups(halves);
+          decays *= 0.5;
+        }
         const std::vector<float> before = m.parameters();
+        if (weights) dp.begin({.samples = 1.0 + comm.rank()});
         for (std::size_t t = sizes.size(); t-- > 0;) {
           m.backward(t, comm.rank(), s, 1.0f);
           if (comm.rank() == 1 && s == c.bad_step && t == 2) m.spoil(t);
@@ -52,8 +85,10 @@ TEST_CASE("device trainer: dgc in its dense phase is momentum SGD, and afterward
         }
         const bool skipped = m.step(dp, {.lr = c.lr}).skipped;
         RANK_CHECK(skipped == (s == c.bad_step));
-        for (std::size_t i = 0; !skipped && i < count; ++i)
-          in[r][i] += static_cast<double>(before[i]) - static_cast<double>(goal(comm.rank(), s, i));
+        for (std::size_t i = 0; !skipped && i < count; ++i) {
+          const auto now = static_cast<double>(before[i]);
+          in[r][i] += factor * (now - static_cast<double>(goal(comm.rank(), s, i))) + decays * now;
+        }
       }
       w[r] = m.parameters();
       sent[r] = dp.report().elements_sent;
@@ -77,7 +112,8 @@ TEST_CASE("device trainer: dgc in its dense phase is momentum SGD, and afterward
     }
     CHECK(worst < 2e-3);  // parameters are rounded in each step, to 3e-8 of some 0.5, and divided by the rate
     CHECK(kept > 100.0);
-    CHECK(sent[0] < 12 * count / 2);
+    CHECK(sent[0] == expected);
+    CHECK(expected < 12 * count / 2);
   }
   const scratch_directory here;
   const auto run = [&](const course& c) {
@@ -86,4 +122,60 @@ TEST_CASE("device trainer: dgc in its dense phase is momentum SGD, and afterward
   const auto whole = run({.save_at_3 = here.path()});
   CHECK(run({.steps = 3, .load = here.path()})[0].w == whole[0].w);
   CHECK_NOTHROW(on_host(plan({.sparsity = 0.9, .dense_below = 10}), momentum, 2, {.steps = 2, .load = here.path()}));
+}
+
+TEST_CASE("device trainer: a step of dgc that would leave float's range in U or V is skipped") {
+  for (const std::size_t begin_step : {100, 0}) {
+    const auto plan = hd::strategy{.topology = in_rank_order,
+                                   .compressor = hd::dgc{.sparsity = 0.9, .begin_step = begin_step, .dense_below = 10},
+                                   .buckets = tight};
+    hd::threads::run(2, [&](hd::threads::communicator& host) {
+      device_test::rank_device compute(0), exchange(0);
+      hd::threads::device_communicator comm(host, exchange.stream());
+      device_model<float> m({}, compute);
+      hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{.momentum = 0.9f}};
+      for (std::size_t s = 0; s < 6; ++s) {
+        for (std::size_t t = sizes.size(); t-- > 0;) {
+          hd::cuda::fill(static_cast<float*>(m.tensors()[t].gradient), sizes[t], 1e38f, compute.queue());
+          m.ready(dp, t);
+        }
+        m.step(dp, {.lr = 1e-38f});
+      }
+      RANK_CHECK(dp.report().skipped > 0);
+      RANK_CHECK(dp.report().steps > 1);
+      std::vector<float> all = m.parameters();
+      for (const std::size_t t : {std::size_t{2}, std::size_t{4}}) {
+        for (const int slot : {0, 1}) {
+          const std::vector<float> here = dp.held(t, slot);
+          all.insert(all.end(), here.begin(), here.end());
+        }
+      }
+      bool finite = true;
+      for (const float x : all) finite = finite && std::isfinite(x);
+      RANK_CHECK(finite);
+    });
+  }
+}
+
+TEST_CASE("device trainer: an exchange begins behind the last update, whatever queue has it") {
+  const auto plan = hd::strategy{.topology = in_rank_order,
+                                 .compressor = hd::error_feedback{hd::top_k{.density = 1.0, .dense_below = 10}},
+                                 .precision = hd::mixed<hd::bfloat16>{},
+                                 .buckets = tight};
+  hd::threads::run(2, [&](hd::threads::communicator& host) {
+    device_test::rank_device backward(0), updates(0), exchange(0);
+    hd::threads::device_communicator comm(host, exchange.stream());
+    device_model<hd::bfloat16> m({}, backward);
+    hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{}};
+    for (const float g : {1.0f, 2.0f}) {  // gradients that need no parameters
+      for (std::size_t t = sizes.size(); t-- > 0;) {
+        hd::cuda::fill(static_cast<hd::bfloat16*>(m.tensors()[t].gradient), sizes[t], hd::bfloat16(g * dp.loss_scale()),
+                       backward.queue());
+        m.ready(dp, t);
+      }
+      dp.step({.lr = 0.25f}, updates.queue());
+    }
+    updates.queue().synchronize();
+    RANK_CHECK(m.parameters() == std::vector<float>(count, -0.25f));
+  });
 }

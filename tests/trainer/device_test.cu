@@ -29,6 +29,28 @@ TEST_CASE("device trainer: float gradients of several buckets train as on the ho
   CHECK(report.executor == "schedule: any");
 }
 
+TEST_CASE("device trainer: tensors that are cut train as on the host") {
+  constexpr hd::buckets cut{.first = 300, .cap = 1000, .split = true};
+  const auto plan = hd::strategy{.topology = in_rank_order, .buckets = cut};
+  const hd::sgd momentum{.momentum = 0.9f, .nesterov = true, .weight_decay = 0.01f};
+  CHECK(compare(plan, momentum) == "");
+  CHECK(compare(plan, momentum, 3, {.apart = true}) == "");
+  CHECK(compare(plan, hd::sgd{.momentum = 0.9f}, 3, {.steps = 8, .bad_step = 1, .uneven = true}) == "");
+  CHECK(resume(plan, hd::sgd{.momentum = 0.9f}, rounding) == "");
+  const auto whole = hd::strategy{.topology = in_rank_order, .buckets = tight};
+  CHECK(on_devices(plan, momentum, 2, {}, first, threads_on_a_device)[0].report.messages >
+        on_devices(whole, momentum, 2, {}, first, threads_on_a_device)[0].report.messages);
+}
+
+TEST_CASE("device trainer: ranks whose sums differ agree whether a step counts") {
+  const auto alone = hd::strategy{.topology = any_topology{.none = true}, .buckets = tight};
+  const auto runs = on_devices(alone, hd::sgd{.momentum = 0.9f}, 3, {.bad_step = 2}, first, threads_on_a_device);
+  for (const outcome& o : runs) {
+    CHECK(o.results[2].skipped);
+    CHECK(o.report.skipped == 1);
+  }
+}
+
 TEST_CASE("device trainer: device memory through pinned memory, too") {
   const auto plan = hd::strategy{.topology = any_topology{}, .buckets = tight};
   const hd::sgd rule{.momentum = 0.9f};
@@ -44,6 +66,7 @@ TEST_CASE("device trainer: weights by samples, ranks that end early, limits and 
   CHECK(compare(plan, hd::sgd{.momentum = 0.9f}, 3, {.steps = 8, .uneven = true, .apart = true}) == "");
   CHECK(compare(plan, hd::sgd{.momentum = 0.9f}, 3, {.bad_step = 2}) == "");
   CHECK(compare(plan, hd::sgd{}, 3, {.max_value = 0.3f}) == "");
+  CHECK(compare(plan, hd::sgd{}, 3, {.max_value = 3e38f}) == "");
   CHECK(compare(plan, hd::sgd{.momentum = 0.9f}, 3, {.max_norm = 1.5f}, 1e-6) == "");
   CHECK(compare(plan, hd::sgd{.momentum = 0.9f}, 3, {.max_norm = 1.5f, .bad_step = 1}, 1e-6) == "");
 }
@@ -77,6 +100,7 @@ TEST_CASE("device trainer: a bucket travels while the rest of backward isn't eve
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     RANK_CHECK(first == mean);
+    RANK_CHECK(dp.report().elements_sent >= 33);  // in the middle of a step
     for (std::size_t t = 4; t-- > 0;) {
       m.backward(t, comm.rank(), 0, 1.0f);
       m.ready(dp, t);

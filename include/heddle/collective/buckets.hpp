@@ -15,7 +15,8 @@
 namespace heddle {
 inline namespace v0 {
 
-/// @brief A run of tensors [first, last) that travels together.
+/// @brief A run of tensors [first, last) that travels together. Bytes are those that `plan` was told of: trainers count
+/// every element as a float, 4 bytes, whatever type it has.
 struct bucket {
   std::size_t first = 0;  ///< First tensor.
   std::size_t last = 0;   ///< One past the last tensor.
@@ -44,7 +45,8 @@ struct bucket_buffer {
   bool operator==(const bucket_buffer&) const = default;
 };
 
-/// @brief What buffers must respect.
+/// @brief What buffers of `layout` must respect, whose `split` is a caller's for each layout; trainers, which call `plan`,
+/// take that of `buckets`.
 struct bucket_rules {
   std::size_t align = 1;  ///< Each tensor begins at a multiple of this many elements, 1 or more.
   std::size_t pad = 1;    ///< Each buffer has a multiple of this many elements; for P ranks lcm(P, 128) suits networks.

@@ -22,7 +22,7 @@ inline namespace v0 {
 /// Wire:    8 bytes per entry as it lies in memory; `append_sparse` makes the shortest form of a sorted list.
 /// State:   8 bytes per element (U and V, the caller's), 12 per tensor, 8 per 1024 elements.
 /// Traffic: `step` 20 bytes per element and launch, 24 with weight decay, the least for one pass; 8 + 8 bytes per 1024
-///          elements for sorted lists; `finite` 4.
+///          elements for sorted lists; `finite` 4; `fits` 12, 16 with weight decay.
 /// Order:   as `dgc`.
 /// Sync:    the constructor waits for its copy; everything else only enqueues.
 /// Paper:   as `dgc`; the look-back of sorted lists: Merrill, Garland 2016.
@@ -75,15 +75,22 @@ class dgc_device {
     if (tiles_) launch("dgc_device::finite", blocks(), detail::dgc_finite_kernel<std::uint32_t>, q, table({}), bad);
   }
 
+  /// @brief Sets *bad to 1 where `step` would leave float's range, or a sum over all ranks of what it sends could; else
+  /// leaves it. Reads gradients, U and V, 12 bytes per element, 16 with weight decay; instead of `finite`.
+  /// @param x As for `step`. @param factors As for `step`. @param bad In device memory. @param q Queue.
+  void fits(const encode_context& x, const float* factors, std::uint32_t* bad, cuda::queue q) const {
+    detail::check_pointer("dgc_device::fits", bad, 1);
+    if (tiles_)
+      launch("dgc_device::fits", blocks(), detail::dgc_fits_kernel<std::uint32_t>, q, table(factors), scalars(x, true),
+             detail::most_sent(x.ranks), bad);
+  }
+
   /// @brief Moves U and V and writes what is to be sent. @param c Masking is taken from it. @param x Ranks, momentum,
   /// weight decay; step is the seed of samples. @param factors One per segment, multiplying its gradient, in device
   /// memory; null: 1. @param q Queue.
   void step(const dgc& c, const encode_context& x, const float* factors, cuda::queue q) {
     if (tiles_ == 0) return;
-    const float ranks = static_cast<float>(x.ranks);
-    const detail::dgc_scalars r{
-        1.0f / ranks, x.weight_decay / ranks, x.momentum, x.nesterov ? x.momentum : 1.0f, x.nesterov ? 1.0f : 0.0f,
-        c.masking};
+    const detail::dgc_scalars r = scalars(x, c.masking);
     const detail::dgc_table t = table(factors);
     const unsigned few =
         static_cast<unsigned>((std::min)((tiles_ + rows_) / detail::dgc_threads + 1, std::size_t{1024}));
@@ -125,6 +132,12 @@ class dgc_device {
     detail::check_pointer("dgc_device: v", s.v, s.count);
     detail::check_pointer("dgc_device: index", s.index, s.count ? s.capacity : 0);
     detail::check_pointer("dgc_device: value", s.value, s.count ? s.capacity : 0);
+  }
+
+  static detail::dgc_scalars scalars(const encode_context& x, bool masking) noexcept {
+    const float ranks = static_cast<float>(x.ranks);
+    return {1.0f / ranks, x.weight_decay / ranks, x.momentum, x.nesterov ? x.momentum : 1.0f, x.nesterov ? 1.0f : 0.0f,
+            masking};
   }
 
   unsigned blocks() const noexcept { return static_cast<unsigned>((std::min)(tiles_, most_blocks)); }

@@ -8,6 +8,7 @@
 #include <heddle/core/float16.hpp>
 #include <heddle/optim/concept.hpp>
 
+#include <limits>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -262,7 +263,8 @@ class multi_tensor {
   void step(float lr, float scale, queue_type q) { step(lr, scale, 0.0f, q); }
   /// @brief The same, and then no gradient's magnitude is above `limit`; 0: none.
   void step(float lr, float scale, float limit, queue_type q) {
-    if (!(lr >= 0.0f && lr < 1e30f) || !(scale >= 0.0f && scale < 1e30f) || !(limit >= 0.0f && limit < 1e30f)) {
+    const auto good = [](float x) { return x >= 0.0f && x <= (std::numeric_limits<float>::max)(); };
+    if (!good(lr) || !good(scale) || !good(limit)) {
       throw argument_error("heddle::multi_tensor::step: lr " + std::to_string(lr) + ", scale " + std::to_string(scale) +
                            ", limit " + std::to_string(limit) + "; allowed are finite numbers of 0 or above");
     }

@@ -30,7 +30,8 @@ inline namespace v0 {
 /// Traffic: 4 B read per element to look for infinities, 2 of 16 bits; 4 more with max_norm; the rule's.
 /// Order:   `.mode` every_step; `.compressor` none, cast, dgc, random_k or error_feedback of top_k or random_k; rules
 ///          with element_step() or layer_step().
-/// Sync:    ready() only enqueues. step() waits on the host until the averages are there, enqueues the update in its
+/// Sync:    ready() only enqueues. An exchange begins behind the last update, whatever queues these were given. step()
+///          waits on the host until the averages are there, enqueues the update in its
 ///          queue and returns. The constructor, save() and load() return when what they enqueued is done.
 /// Throws:  as the other data_parallel; cuda_error.
 /// @tparam Strategy A heddle::strategy. @tparam Comm A communicator that works in a stream. @tparam Optimizer An update
@@ -49,14 +50,14 @@ class data_parallel<Strategy, Comm, Optimizer> {
       "no device form; step() takes max_norm and max_value; see docs/trainer.md");
   static_assert(
       detail::device_form<typename exchange_kind::compressor_type>::exists,
-      "heddle::data_parallel: this .compressor has no device form; over tensors of a device it must be none{}, "
+      "heddle::data_parallel: this .compressor has no form in the trainer of devices; there it must be none{}, "
       "cast<>{}, dgc{}, random_k{} or error_feedback{} of top_k{} or random_k{}; see docs/trainer.md");
   static_assert(std::is_same_v<std::remove_cvref_t<decltype(Strategy::memory)>, host_resource>,
                 "heddle::data_parallel: over tensors of a device state lies in cuda::memory, so .memory must be left "
                 "out; see docs/trainer.md");
   static_assert(has_element_step<Optimizer> || has_layer_step<Optimizer>,
-                "heddle::data_parallel: this update rule has no device form: element_step() or layer_step(); see "
-                "docs/optim.md");
+                "heddle::data_parallel: this update rule (per_group, for one) has no device form: element_step() or "
+                "layer_step(); see docs/trainer.md");
   using kind = detail::training_kind<Strategy, Comm, Optimizer>;
   using exchange_type = detail::device_exchange<Strategy, Comm>;
   static constexpr bool mixes = exchange_kind::mixes;
@@ -117,8 +118,16 @@ class data_parallel<Strategy, Comm, Optimizer> {
 
   /// @brief Sets learning rate and decay factors of tensors by their group; groups beyond the list keep factor 1.
   /// Waits for the last update.
-  /// Throws: argument_error for a factor that is negative or not finite, or if a step is open.
+  /// Throws: argument_error for a factor that is negative or not finite, if a step is open, or if tensors that dgc sends
+  /// would differ in weight decay that isn't 0; nothing has changed then.
   void groups(std::span<const group_options> options) {
+    step_.require_closed("groups");
+    if constexpr (kind::moves_momentum) {
+      average_->check_decay([&](std::size_t i) {
+        const std::size_t g = tensors_[i].group;
+        return rule_.weight_decay * (g < options.size() ? options[g].decay_scale : 1.0f);
+      });
+    }
     step_.groups(options);
     for (std::size_t i = 0; i < tensors_.size(); ++i) decay_scales_[i] = step_.context(i, 0.0f, 0).decay_scale;
     updated_.synchronize();
@@ -189,10 +198,9 @@ class data_parallel<Strategy, Comm, Optimizer> {
     auto& control = average_->control();
     detail::save_all(control, directory, [&](const detail::generation& now) {
       std::vector<float> values = copies();
-      average_->open_mirror();
+      const auto mirror = average_->open_mirror();
       auto file = detail::pack(now, control.rank(), signature(), counters(), tensors_, visitor(values));
       average_->pack_held(file, update_->steps());
-      average_->close_mirror();
       return file;
     });
   }
@@ -206,7 +214,7 @@ class data_parallel<Strategy, Comm, Optimizer> {
     auto& control = average_->control();
     std::vector<detail::saved> old;
     std::vector<float> values(copied());
-    average_->open_mirror();
+    const auto mirror = average_->open_mirror();
     detail::together all(control, "load");
     for (bool exact = true, settled = false; !settled; exact = false, settled = average_->held_settled()) {
       all.succeed([&] {
@@ -223,7 +231,6 @@ class data_parallel<Strategy, Comm, Optimizer> {
     rate_ = {mine.counts.last_lr, 0.0f};
     detail::restore(mine, tensors_, visitor(values));
     average_->restore_held();
-    average_->close_mirror();
     put(values);
     update_->steps(static_cast<std::size_t>(mine.counts.steps));
   }
@@ -327,7 +334,7 @@ class data_parallel<Strategy, Comm, Optimizer> {
                      .joined = joined,
                      .loss_scale = scale_.scale,
                      .held_scale = x.held_scale},
-                    x, decay_scales_);
+                    x, decay_scales_, updated_);
   }
 
   // The norm of the averaged gradient, the same bits on all ranks: rank 0's.

@@ -6,8 +6,10 @@
 // EXPECT: heddle::data_parallel: this communicator works in a stream; include heddle/trainer/data_parallel.cuh
 // EXPECT: heddle::data_parallel: over tensors of a device .mode must be every_step{}
 // EXPECT: heddle::data_parallel: over tensors of a device .compressor must have no transform before it
-// EXPECT: heddle::data_parallel: this .compressor has no device form
-// EXPECT: heddle::data_parallel: this update rule has no device form
+// EXPECT: heddle::data_parallel: this .compressor has no form in the trainer of devices
+// EXPECT: heddle::data_parallel: this update rule (per_group, for one) has no device form
+// EXPECT: heddle::data_parallel: this update rule (per_group, for one) has no device form
+// EXPECT: heddle::data_parallel: this .compressor has no form in the trainer of devices
 #if FAIL == 1
 #include <heddle/trainer/data_parallel.hpp>
 #else
@@ -17,8 +19,10 @@
 #include <heddle/collective/mixed_radix.hpp>
 #include <heddle/comm/threads.cuh>
 #include <heddle/compress/clip.hpp>
+#include <heddle/compress/power_sgd.hpp>
 #include <heddle/compress/sign.hpp>
 #include <heddle/mode/local_sgd.hpp>
+#include <heddle/optim/per_group.hpp>
 
 namespace hd = heddle;
 
@@ -39,9 +43,14 @@ constexpr auto illegal = hd::strategy{.mode = hd::local_sgd{}};
 constexpr auto illegal = hd::strategy{.compressor = hd::clip{} | hd::none{}};
 #elif FAIL == 4
 constexpr auto illegal = hd::strategy{.compressor = hd::error_feedback{hd::sign{}}};
+#elif FAIL == 7
+constexpr auto illegal = hd::strategy{.compressor = hd::power_sgd{}};
 #endif
 #if FAIL == 5
 template class hd::data_parallel<std::remove_const_t<decltype(legal)>, hd::threads::device_communicator, own_rule>;
+#elif FAIL == 6
+template class hd::data_parallel<std::remove_const_t<decltype(legal)>, hd::threads::device_communicator,
+                                 hd::per_group<hd::sgd, hd::sgd>>;
 #elif FAIL > 1
 template class hd::data_parallel<std::remove_const_t<decltype(illegal)>, hd::threads::device_communicator, hd::sgd>;
 #endif

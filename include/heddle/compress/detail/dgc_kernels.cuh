@@ -235,6 +235,28 @@ template <class Word> __global__ void dgc_finite_kernel(dgc_table t, Word* bad) 
   }
 }
 
+// 12 bytes per element, 16 with weight decay: sets *bad where a step would make U or V larger than `most`, or NaN.
+template <class Word> __global__ void dgc_fits_kernel(dgc_table t, dgc_scalars r, float most, Word* bad) {
+  for (std::uint64_t tile = blockIdx.x; tile < t.tile_count; tile += gridDim.x) {
+    const std::uint32_t at = dgc_row_of(t, tile);
+    const dgc_row row = t.rows[at];
+    const std::size_t n = row.of.count;
+    const std::size_t i = static_cast<std::size_t>(tile - row.first_tile) * dgc_tile + 4 * std::size_t{threadIdx.x};
+    if (i >= n) continue;
+    const bool decays = row.of.parameter != nullptr;
+    const float factor = t.factors ? t.factors[at] : 1.0f;
+    const dgc_four g = dgc_load(row.of.gradient, i, n, row.vectors);
+    const dgc_four w = decays ? dgc_load(row.of.parameter, i, n, row.vectors) : dgc_four{};
+    dgc_four u = dgc_load(row.of.u, i, n, row.vectors), v = dgc_load(row.of.v, i, n, row.vectors);
+    for (unsigned j = 0; j < 4; ++j) {
+      dgc_move(r, factor, decays, g.x[j], w.x[j], u.x[j], v.x[j]);
+      for (const float x : {u.x[j], v.x[j]}) {
+        if (!(__uint_as_float(dgc_bits(x)) <= most)) atomicOr(bad, Word{1});
+      }
+    }
+  }
+}
+
 // The magnitude that one element of stretch j of `size` has after this step.
 __device__ inline std::uint32_t dgc_sampled_bits(const dgc_segment& s, const dgc_scalars& r, float factor,
                                                  std::size_t size, std::size_t j, std::uint64_t seed) {

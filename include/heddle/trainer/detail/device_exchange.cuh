@@ -10,6 +10,7 @@
 #include <heddle/trainer/detail/exchanged.hpp>
 #include <heddle/trainer/detail/worker.hpp>
 
+#include <atomic>
 #include <optional>
 
 namespace heddle {
@@ -90,8 +91,15 @@ template <class Strategy, class Comm> class device_exchange {
       throw file_error("heddle::data_parallel::load: " + directory +
                        " holds back parts of tensors that aren't compressed here; load it on the host");
   }
-  // Opens the mirror, and closes it.
-  void open_mirror() {
+  // Opens the mirror, until what it returns goes away.
+  struct open_mirror_type {
+    device_exchange* self;
+    explicit open_mirror_type(device_exchange* s) : self(s) {}
+    open_mirror_type(const open_mirror_type&) = delete;
+    open_mirror_type& operator=(const open_mirror_type&) = delete;
+    ~open_mirror_type() { self->mirror_.reset(); }
+  };
+  [[nodiscard]] open_mirror_type open_mirror() {
     if constexpr (kind::holds) {
       typename kind::template list<held_part> parts;
       for (std::size_t i = 0; i < tensors_.size(); ++i)
@@ -99,8 +107,8 @@ template <class Strategy, class Comm> class device_exchange {
             {i, 0, tensors_[i].count, static_cast<std::size_t>(control_.size()), form_.extra(tensors_[i].count)});
       mirror_.emplace(host_resource{}, static_cast<std::size_t>(kind::slots), std::move(parts));
     }
+    return open_mirror_type(this);
   }
-  void close_mirror() noexcept { mirror_.reset(); }
   void pack_held(archive_writer& out, std::size_t steps) {
     if constexpr (kind::holds) {
       each_held([&](float* here, float* there, std::size_t n) { cuda::copy(there, here, n, queue_); });
@@ -132,11 +140,28 @@ template <class Strategy, class Comm> class device_exchange {
     return all;
   }
 
+  // Throws argument_error where the compressor would meet two weight decays, each above 0; decay(i): of tensor i.
+  template <class Function> void check_decay(Function&& decay) const {
+    float known = 0.0f;
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      const float mine = sends_at(i, ~std::size_t{0}) ? decay(i) : 0.0f;
+      if (mine == 0.0f) continue;
+      if (known != 0.0f && mine != known)
+        throw argument_error(
+            "heddle::data_parallel::groups: tensors under dgc differ in weight decay; over tensors of a device "
+            "decay_scale must be 0 or one same number");
+      known = mine;
+    }
+  }
+
   // Float parameters, for compressors that look at them.
   void parameters(std::vector<const float*> all) { parameters_ = std::move(all); }
 
-  // Begins an exchange; see averager.
-  void begin(const announcement& mine, const encode_context& context, std::span<const float> decay_scales) {
+  // Begins an exchange; see averager. `updated`: when the last update is done, which reads gradients and writes what
+  // compressors look at.
+  void begin(const announcement& mine, const encode_context& context, std::span<const float> decay_scales,
+             const cuda::event& updated) {
+    queue_.wait(updated);
     announcement_ = mine;
     context_ = context;
     decay_scales_.assign(decay_scales.begin(), decay_scales.end());
@@ -180,7 +205,7 @@ template <class Strategy, class Comm> class device_exchange {
       if (!take) return;
       for (one& b : buckets_) {
         for (const bucket_piece& p : b.pieces) form_.correct(facts(p.tensor), p.tensor, queue_);
-        form_.settle(
+        elements_sent_ += form_.settle(
             b.work, b.sent, [this](std::size_t i) { return facts(i); }, queue_,
             [&](std::byte* all, std::size_t bytes) { gather(all, bytes); });
       }
@@ -370,19 +395,20 @@ template <class Strategy, class Comm> class device_exchange {
     (*b.reduce)(control_.inner(), start, l.get());
     elements_sent_ += b.count;
     const float after = kind::as_they_are ? 1.0f : rest_;
-    if (b.run) return cuda::for_each(b.count, look_at<wire>{start, flag()}, queue_);
+    if (b.run) cuda::for_each(b.count, look_at<wire>{start, flag()}, queue_);
     for (const bucket_piece& p : b.pieces) {
       gradient_type* const to = gradient(p.tensor) + p.begin;
-      cuda::for_each(p.count, convert_checked<wire, gradient_type>{start + p.offset, to, after, flag()}, queue_);
+      if (!b.run)
+        cuda::for_each(p.count, convert_checked<wire, gradient_type>{start + p.offset, to, after, flag()}, queue_);
+      if constexpr (kind::holds) form_.fits(facts(p.tensor), p.tensor, flag(), queue_);  // its tensors aren't cut
     }
   }
 
   void close() {
     control_.inner().copy(&bad_, flag(), sizeof bad_);
     control_.inner().synchronize();
-    if constexpr (kind::holds) {  // compressors look at what a rank sends, not at the sum
-      for (const unsigned theirs : tell_flag_(control_, bad_)) bad_ |= theirs;
-    }
+    // Compressors look at what a rank sends, not at the sum; and sums whose bits differ must not let ranks drift apart.
+    for (const unsigned theirs : tell_flag_(control_, bad_)) bad_ |= theirs;
   }
 
   unsigned* flag() const noexcept { return reinterpret_cast<unsigned*>(flag_.data()); }
@@ -411,7 +437,7 @@ template <class Strategy, class Comm> class device_exchange {
   agreement agreed_{.all_joined = false};
   float weight_ = 1.0f, rest_ = 1.0f;
   unsigned bad_ = 0;
-  std::uint64_t elements_sent_ = 0;
+  std::atomic<std::uint64_t> elements_sent_{0};  // read while jobs run
   cuda::event settled_;
   struct job_runner {
     device_exchange* self;
@@ -426,12 +452,14 @@ template <class Strategy, class Comm> class device_exchange {
     }
   };
   bool under_way_ = false;
-  struct drain {  // nothing in the stream may use the program's memory when this has gone
+  // Nothing in the stream may use the program's memory when this has gone. Where a peer has failed the communicator has
+  // ended its kernels (`fail` aborts NCCL's), so what is freed in the order of the stream has no user then either.
+  struct drain {
     device_exchange* self;
     ~drain() {
       try {
         if (self->under_way_) self->control_.inner().synchronize();
-      } catch (...) {  // a peer has failed
+      } catch (...) {
       }
     }
   } drain_{this};

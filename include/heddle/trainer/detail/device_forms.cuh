@@ -41,10 +41,21 @@ struct dense_velocity {
   float* u;
   float all, share, momentum, decay;
   bool ahead;
-  HEDDLE_HD void operator()(std::size_t i) const {
-    const float mean = w ? g[i] + decay * w[i] : g[i], mine = mean * share;
-    u[i] = ahead ? momentum * (u[i] + mine) : momentum * u[i] + mine;
-    g[i] = (ahead ? u[i] + mine : u[i]) * all;
+  HEDDLE_HD void move(float& update, float parameter, float& velocity) const {
+    const float mean = w ? update + decay * parameter : update, mine = mean * share;
+    velocity = ahead ? momentum * (velocity + mine) : momentum * velocity + mine;
+    update = (ahead ? velocity + mine : velocity) * all;
+  }
+  HEDDLE_HD void operator()(std::size_t i) const { move(g[i], w ? w[i] : 0.0f, u[i]); }
+};
+// *bad becomes 1 where that would leave float's range; moves nothing.
+struct dense_velocity_fits {
+  dense_velocity of;
+  unsigned* bad;
+  __device__ void operator()(std::size_t i) const {
+    float update = of.g[i], velocity = of.u[i];
+    of.move(update, of.w ? of.w[i] : 0.0f, velocity);
+    if (!is_finite(update) || !is_finite(velocity)) atomicOr(bad, 1u);
   }
 };
 /// @endcond
@@ -89,6 +100,7 @@ struct device_work {
   std::unique_ptr<dgc_device> dgc{};
   std::vector<std::uint32_t> entries{};
   std::vector<const void*> known{};  // tensors and parameters that dgc was made for
+  float decay = 0.0f;                // of those that have one
 
   void forget() noexcept {
     dgc.reset();
@@ -99,7 +111,9 @@ struct device_work {
 
 // How data_parallel runs a compressor over tensors of a device. prepare() is called during backward and moves no state,
 // settle() when all ranks know that the step counts; sum(p, n) adds up n floats over all ranks, gather(p, bytes) hands
-// around as many of each rank. A tensor that isn't sent is averaged in float, and then given to correct().
+// around as many of each rank. Both return how many elements they have handed around. A tensor that isn't sent is
+// averaged in float; then fits() flags it if correct() would leave float's range, to which it is given where the step
+// counts.
 template <class Compressor> struct device_form {
   static constexpr bool exists = false;
 };
@@ -124,6 +138,7 @@ template <class Codec, class Device, bool Feedback> class codec_form {
   codec_form(const Codec& c, int ranks, int rank, const std::vector<tensor>& tensors, cuda::queue q)
       : codec_(c), device_(c), ranks_(ranks), rank_(rank), state_(Feedback, tensors, q) {}
   bool sends(const device_facts& f) const noexcept { return f.count > 0 && f.count >= codec_.dense_below; }
+  static void fits(const device_facts&, std::size_t, unsigned*, cuda::queue) noexcept {}
   static void correct(const device_facts&, std::size_t, cuda::queue) noexcept {}
   std::size_t bytes() const noexcept { return state_.bytes(); }
   float* state(std::size_t slot, std::size_t tensor) const noexcept { return state_.of(slot, tensor); }
@@ -161,12 +176,13 @@ template <bool Feedback> struct random_form : codec_form<random_k, random_k_devi
     return n;
   }
   template <class Facts, class Gather>
-  void settle(device_work& w, const std::vector<std::size_t>& sent, Facts&& facts, cuda::queue q, Gather&&) {
+  std::size_t settle(device_work& w, const std::vector<std::size_t>& sent, Facts&& facts, cuda::queue q, Gather&&) {
     for (std::size_t k = 0; k < sent.size(); ++k) {
       const device_facts f = facts(sent[k]);
       this->device_.commit(f.gradient, f.factor, this->state(0, sent[k]), f.count, f.context,
                            reinterpret_cast<const float*>(w.memory.data()) + w.at[k], q);
     }
+    return 0;
   }
 };
 template <> struct device_form<random_k> : random_form<false> {
@@ -203,7 +219,7 @@ template <> struct device_form<error_feedback<top_k>> : codec_form<top_k, top_k_
     return n;
   }
   template <class Facts, class Gather>
-  void settle(device_work& w, const std::vector<std::size_t>& sent, Facts&& facts, cuda::queue q, Gather&&) {
+  std::size_t settle(device_work& w, const std::vector<std::size_t>& sent, Facts&& facts, cuda::queue q, Gather&&) {
     for (std::size_t k = 0; k < sent.size(); ++k) {
       const device_facts f = facts(sent[k]);
       device_.hold(f.gradient, f.factor, state(0, sent[k]), f.count, f.context, index(w, rank_) + w.at[k], q);
@@ -211,6 +227,7 @@ template <> struct device_form<error_feedback<top_k>> : codec_form<top_k, top_k_
       for (int r = 0; r < ranks_; ++r)
         device_.add(index(w, r) + w.at[k], value(w, r) + w.at[k], f.count, f.gradient, q);
     }
+    return 0;
   }
 
  private:
@@ -251,38 +268,35 @@ template <> class device_form<dgc> {
   // The same, for the next table.
   void begin_at(std::size_t tensor, float magnitude) { begin_at_[tensor] = std::bit_cast<std::uint32_t>(magnitude); }
 
+  void fits(const device_facts& f, std::size_t i, unsigned* bad, cuda::queue q) const {
+    cuda::for_each(f.count, dense_velocity_fits{velocity(f, i), bad}, q);
+  }
   void correct(const device_facts& f, std::size_t i, cuda::queue q) const {
-    const encode_context& x = f.context;
-    const auto all = static_cast<float>(x.ranks);
-    cuda::for_each(
-        f.count,
-        dense_velocity{f.gradient, x.parameter, state(0, i), all, 1.0f / all, x.momentum, x.weight_decay, x.nesterov},
-        q);
+    cuda::for_each(f.count, velocity(f, i), q);
   }
 
   template <class Facts, class Sum, class Gather>
   std::size_t prepare(device_work& w, const std::vector<std::size_t>& sent, Facts&& facts, unsigned* bad, cuda::queue q,
                       Sum&&, Gather&&) {
     set_up(w, sent, facts, q);
-    if (w.dgc) w.dgc->finite(bad, q);
-    std::size_t n = 0;
-    for (const std::uint32_t k : w.entries) n += k;
-    return n;
+    if (!w.dgc) return 0;
+    const device_facts first = facts(sent[0]);
+    if (first.factor != 1.0f) cuda::fill(factors(w, sent), sent.size(), first.factor, q);
+    w.dgc->fits(told(w, first), first.factor != 1.0f ? factors(w, sent) : nullptr, bad, q);
+    return 0;
   }
   template <class Facts, class Gather>
-  void settle(device_work& w, const std::vector<std::size_t>& sent, Facts&& facts, cuda::queue q, Gather&& gather) {
-    if (!w.dgc) return;
+  std::size_t settle(device_work& w, const std::vector<std::size_t>& sent, Facts&& facts, cuda::queue q,
+                     Gather&& gather) {
+    if (!w.dgc) return 0;
     const device_facts first = facts(sent[0]);
-    auto* const capacity = reinterpret_cast<std::uint32_t*>(w.more.data());
-    auto* const factors = reinterpret_cast<float*>(capacity + sent.size());
-    if (first.factor != 1.0f) cuda::fill(factors, sent.size(), first.factor, q);
-    encode_context x = first.context;
-    x.weight_decay = decay_;
-    w.dgc->step(codec_, x, first.factor != 1.0f ? factors : nullptr, q);
-    cuda::for_each(sent.size(), tell_found{w.dgc->control(), capacity, found(w, rank_)}, q);
+    w.dgc->step(codec_, told(w, first), first.factor != 1.0f ? factors(w, sent) : nullptr, q);
+    cuda::for_each(sent.size(), tell_found{w.dgc->control(), capacity(w), found(w, rank_)}, q);
     gather(w.memory.data(), w.block);
+    std::size_t n = 0;
     for (std::size_t k = 0; k < sent.size(); ++k) {
       const device_facts f = facts(sent[k]);
+      n += room(w.entries[k], f.count);
       cuda::fill(f.gradient, f.count, 0.0f, q);
       for (int r = 0; r < ranks_; ++r) {
         const auto* const index = reinterpret_cast<const std::uint32_t*>(block(w, r) + w.at[k]);
@@ -292,9 +306,26 @@ template <> class device_form<dgc> {
                        q);
       }
     }
+    return n;
   }
 
  private:
+  dense_velocity velocity(const device_facts& f, std::size_t i) const noexcept {
+    const encode_context& x = f.context;
+    const auto all = static_cast<float>(x.ranks);
+    return {f.gradient, x.parameter, state(0, i), all, 1.0f / all, x.momentum, x.weight_decay, x.nesterov};
+  }
+  static encode_context told(const device_work& w, const device_facts& first) noexcept {
+    encode_context x = first.context;
+    x.weight_decay = w.decay;
+    return x;
+  }
+  static std::uint32_t* capacity(const device_work& w) noexcept {
+    return reinterpret_cast<std::uint32_t*>(w.more.data());
+  }
+  static float* factors(const device_work& w, const std::vector<std::size_t>& sent) noexcept {
+    return reinterpret_cast<float*>(capacity(w) + sent.size());
+  }
   static std::uint32_t room(std::uint32_t entries, std::size_t n) noexcept {
     return static_cast<std::uint32_t>((std::min)(n, std::size_t{entries} + entries / 4));
   }
@@ -305,22 +336,19 @@ template <> class device_form<dgc> {
     return reinterpret_cast<std::uint32_t*>(block(w, rank));
   }
 
-  // Tables for these tensors and numbers of entries, which change in a warm-up only.
+  // Tables for these tensors and numbers of entries, which change in a warm-up only. A table has one weight decay:
+  // data_parallel refuses others.
   template <class Facts>
   void set_up(device_work& w, const std::vector<std::size_t>& sent, Facts&& facts, cuda::queue q) {
     std::vector<std::uint32_t> entries;
     std::vector<const void*> known;
+    w.decay = 0.0f;
     for (const std::size_t i : sent) {
       const device_facts f = facts(i);
       entries.push_back(static_cast<std::uint32_t>(codec_.entries(f.count, f.context)));
       known.push_back(f.gradient);
       known.push_back(f.context.weight_decay != 0.0f ? f.context.parameter : nullptr);
-      if (f.context.weight_decay == 0.0f) continue;
-      if (decay_ != 0.0f && decay_ != f.context.weight_decay)
-        throw argument_error(
-            "heddle::data_parallel: tensors under dgc differ in weight decay; over tensors of a device "
-            "decay_scale must be 0 or one same number");
-      decay_ = f.context.weight_decay;
+      if (f.context.weight_decay != 0.0f) w.decay = f.context.weight_decay;
     }
     if (entries == w.entries && known == w.known) return;
     w.dgc.reset();
@@ -329,23 +357,23 @@ template <> class device_form<dgc> {
     w.at.clear();
     if (sent.empty()) return;
     w.block = sent.size() * sizeof(std::uint32_t);
-    std::vector<std::uint32_t> capacity;
+    std::vector<std::uint32_t> most;
     for (std::size_t k = 0; k < sent.size(); ++k) {
-      capacity.push_back(room(w.entries[k], facts(sent[k]).count));
+      most.push_back(room(w.entries[k], facts(sent[k]).count));
       w.at.push_back(w.block);
-      w.block += capacity[k] * (sizeof(std::uint32_t) + sizeof(float));
+      w.block += most[k] * (sizeof(std::uint32_t) + sizeof(float));
     }
     check_cuda("data_parallel", w.memory.reserve(w.block * static_cast<std::size_t>(ranks_)));
     check_cuda("data_parallel", w.more.reserve(sent.size() * (sizeof(std::uint32_t) + sizeof(float))));
     cuda::fill(w.memory.data(), w.block * static_cast<std::size_t>(ranks_), std::byte{0}, q);  // all of it travels
-    cuda::copy(capacity.data(), reinterpret_cast<std::uint32_t*>(w.more.data()), capacity.size(), q);
+    cuda::copy(most.data(), capacity(w), most.size(), q);
     std::vector<dgc_segment> segments;
     for (std::size_t k = 0; k < sent.size(); ++k) {
       const device_facts f = facts(sent[k]);
       auto* const index = reinterpret_cast<std::uint32_t*>(block(w, rank_) + w.at[k]);
       segments.push_back({f.gradient, static_cast<const float*>(w.known[2 * k + 1]), state(0, sent[k]),
-                          state(1, sent[k]), index, reinterpret_cast<float*>(index + capacity[k]), f.count,
-                          w.entries[k], capacity[k]});
+                          state(1, sent[k]), index, reinterpret_cast<float*>(index + most[k]), f.count, w.entries[k],
+                          most[k]});
     }
     w.dgc = std::make_unique<dgc_device>(segments, q, true);
     std::vector<dgc_control> control;
@@ -358,7 +386,6 @@ template <> class device_form<dgc> {
   int ranks_, rank_;
   device_state state_;
   std::vector<std::uint32_t> begin_at_;  // bits of thresholds that were loaded
-  float decay_ = 0.0f;
 };
 
 }  // namespace detail
