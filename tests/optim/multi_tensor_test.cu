@@ -109,6 +109,9 @@ template <class Backend, class Rule, class Element> void check(const Rule& rule)
     }
     CHECK(worst < 2e-6);
     CHECK_THROWS_AS(update.step(-1.0f, 1.0f, q), hd::argument_error);
+    CHECK_THROWS_AS(update.step(0.0f, 1.0f, INFINITY, q), hd::argument_error);
+    CHECK_NOTHROW(update.step(0.0f, 1.0f, 3e38f, q));  // every finite number is legal
+    q.synchronize();
   }
   memory.deallocate(q, p, bytes, 256);
   memory.deallocate(q, g, bytes, 256);
