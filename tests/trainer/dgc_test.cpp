@@ -31,6 +31,33 @@ TEST_CASE("DGC that sends everything is momentum SGD without masking, plain SGD 
   }
 }
 
+namespace {
+// Never sends a packet; what it makes of a mean is twice that. Its step_dense isn't called: the momentum is the rule's.
+struct twice {
+  static constexpr int slots = 1;
+  bool sends(std::size_t, const hd::encode_context&) const { return false; }
+  template <class Packet>
+  void encode(hd::slice<const float>, float, float* const*, const hd::encode_context&, Packet&) const {}
+  void commit(hd::slice<const float>, float, float* const*, const hd::encode_context&,
+              hd::slice<const std::byte>) const {}
+  void decode_add(hd::slice<const std::byte>, hd::slice<float>) const {}
+  std::size_t measure(hd::slice<const std::byte>) const { return 0; }
+  bool flagged(hd::slice<const std::byte>) const { return false; }
+  void correct(hd::slice<float> g, float* const*, const hd::encode_context&) const {
+    for (float& v : g) v *= 2.0f;
+  }
+  void step_dense(hd::slice<const float>, float*, float* const*, const hd::encode_context&, float) const {}
+};
+static_assert(hd::has_step_dense<twice>);
+}  // namespace
+
+TEST_CASE("a compressor that leaves the momentum to the rule corrects its mean, also where it could step by itself") {
+  const auto oracle = momentum_oracle(static_cast<double>(0.1f), static_cast<double>(0.9f), 0.0, false);
+  const auto r = train(hd::strategy{.compressor = twice{}}, hd::sgd{.momentum = 0.9f}, 2, 20, 0.05f);
+  CHECK(all_equal(r));
+  CHECK(distance(r[0], reference(2, 20, 2, oracle)) < 2e-6);  // at twice the rate
+}
+
 TEST_CASE("DGC converges while it sends a tenth, and sends what it says") {
   hd::threads::run(4, [](auto& comm) {
     quadratic m;

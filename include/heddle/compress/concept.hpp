@@ -93,7 +93,8 @@ concept has_correct = requires(const Compressor& c, slice<float> g, float* const
   c.correct(g, state, x);
 };
 /// Has `step_dense(gradient, parameter, state, context, rate)`: `correct`, and plain descent along what it makes at
-/// that rate, in one pass, of the same bits; the gradient stays the mean. Used for both where nothing is released.
+/// that rate, in one pass, of the same bits; the gradient stays the mean. Used for both where nothing is released, if
+/// the compressor has `owns_momentum` set, too: else the update is another rule's to make.
 template <class Compressor>
 concept has_step_dense = requires(const Compressor& c, slice<const float> g, float* p, float* const* state,
                                   const encode_context& x, float rate) { c.step_dense(g, p, state, x, rate); };

@@ -334,10 +334,13 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
 
   // Where the compressor has the momentum and the tensor travelled dense: whether the compressor did the update.
   bool stepped_dense(const detail::piece& p, const step_options& o) {
-    if constexpr (!kind::moves_momentum) {
+    if constexpr (!averager::steps_dense) {
       return (void)p, (void)o, false;
     } else {
-      if (!average_->step_dense(p.tensor, masters_[p.tensor], step_.context(p.tensor, o.lr, 0).lr)) return false;
+      static_assert(averager::refuses_limits && !averager::as_they_are && !averager::cuts && !averager::shards,
+                    "what a compressor moves by itself is a whole tensor, without a limit or a scale");
+      const float rate = step_.context(p.tensor, o.lr, steps_).lr;
+      if (!average_->step_dense(p.tensor, masters_[p.tensor], rate)) return false;
       if constexpr (mixes) convert(masters_[p.tensor], parameters_[p.tensor], p.count);
       return true;
     }

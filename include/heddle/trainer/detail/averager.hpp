@@ -174,7 +174,7 @@ template <class Strategy, class Comm> class averager : public exchange_kind<Stra
 
   // After settle(): if the compressor moves tensor i and its momentum in one pass, does so. Whether it did.
   bool step_dense(std::size_t i, float* parameter, float rate) {
-    if constexpr (has_step_dense<carrier_type>) {
+    if constexpr (kind::steps_dense) {
       if (!steps_dense_ || all_.sends(i)) return false;
       all_.with_whole(
           i, [&](auto g, auto state, const auto& x) { all_.carrier().step_dense(g, parameter, state, x, rate); });

@@ -50,6 +50,8 @@ template <class Strategy> struct exchange_kind {
   using element = typename std::remove_cvref_t<decltype(Strategy::precision)>::element;
   static constexpr bool mixes = !std::is_same_v<element, float>;
   static constexpr bool of_gradients = mode_type::averages != heddle::average::parameters;
+  // Whether the compressor moves tensors that travelled dense, in one pass with their momentum, in the rule's place.
+  static constexpr bool steps_dense = of_gradients && owns_momentum<compressor_type> && has_step_dense<carrier_type>;
   static constexpr bool as_they_are =
       mixes && of_gradients && std::is_same_v<std::remove_cvref_t<decltype(Strategy::compressor)>, none>;
   static constexpr bool widens = mixes && !as_they_are;

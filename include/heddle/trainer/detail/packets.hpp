@@ -94,7 +94,7 @@ template <class Strategy, class Comm> class packet_exchange {
 
   // Whether tensors that travelled dense keep their mean in settle(), and are to be moved by step_dense().
   bool steps_dense() const {
-    if constexpr (kind::of_gradients && has_step_dense<carrier_type>)
+    if constexpr (kind::steps_dense)
       return !all_.held()->strays();
     else
       return false;
