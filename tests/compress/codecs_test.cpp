@@ -188,6 +188,17 @@ struct signs {  // one byte an element: only the sign
 static_assert(hd::codec<signs> && hd::compressor<hd::error_feedback<signs>>);
 // example-end
 
+// A codec that adds only whole tensors.
+template <int Bits> struct whole {
+  hd::quantize<Bits> inside{};
+  static constexpr bool biased = true;
+  void encode(hd::slice<const float> v, const hd::encode_context& x, std::vector<std::byte>& packet) const {
+    inside.encode(v, x, packet);
+  }
+  void decode_add(hd::slice<const std::byte> payload, hd::slice<float> sum) const { inside.decode_add(payload, sum); }
+  std::string name() const { return "whole"; }
+};
+
 TEST_CASE("error feedback conserves with every codec, through skipped steps") {
   conserves(hd::error_feedback{hd::top_k{.density = 0.05}});
   conserves(hd::error_feedback{hd::sign{.block = 100}});
@@ -495,14 +506,18 @@ TEST_CASE("numbers outside their range and damaged packets are refused") {
   damage(hd::error_feedback{hd::top_k{.density = 0.5}});
   damage(hd::error_feedback{hd::sign{}});
   damage(hd::quantize<8>{});
-  // What a rank holds moves by its own packet only.
-  const auto feeding = hd::detail::carried(hd::error_feedback{hd::sign{}});
-  std::vector<float> held(1000, 1.0f);
-  const std::vector<float> before = held;
-  float* const slots[1] = {held.data()};
-  std::vector<std::byte> short_one;
-  feeding.encode({before.data(), 500}, 1.0f, slots, {}, short_one);
-  CHECK_THROWS_AS(feeding.commit({before.data(), 1000}, 1.0f, slots, {}, {short_one.data(), short_one.size()}),
-                  hd::argument_error);
-  CHECK(held == before);
+  // A packet of another tensor leaves what is held as it was.
+  const auto foreign = [](const auto& compressor, std::size_t sent, std::size_t n) {
+    const auto c = hd::detail::carried(compressor);
+    std::vector<float> held(n, 1.0f), other(sent, 1.0f);
+    const std::vector<float> before = held, g(sent, 1.0f);
+    float *const slots[1] = {held.data()}, *const others[1] = {other.data()};
+    std::vector<std::byte> packet;
+    c.encode({g.data(), sent}, 1.0f, others, {}, packet);
+    CHECK_THROWS_AS(c.commit({before.data(), n}, 1.0f, slots, {}, {packet.data(), packet.size()}), hd::argument_error);
+    CHECK(held == before);
+  };
+  foreign(hd::error_feedback{hd::sign{}}, 500, 1000);
+  foreign(hd::error_feedback{hd::top_k{.density = 0.9}}, 1000, 600);  // its first entries would fit
+  foreign(hd::error_feedback{whole<8>{}}, 500, 1000);
 }

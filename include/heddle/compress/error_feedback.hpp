@@ -18,7 +18,8 @@ inline namespace v0 {
 /// Wire:    the codec's.
 /// State:   4 bytes per element (e).
 /// Traffic: beside the codec's, 8 bytes per element read to make v and 12 to make it again as e, in one pass with what
-///          was sent; a codec of your own without add_block() needs 8 more for the sign of what is left.
+///          was sent; a codec of your own without add_block() needs 16 more, and 4 bytes an element of memory, as its
+///          packet is decoded before e moves.
 /// Order:   ends a chain: clip{} | error_feedback{top_k{}}.
 /// Sync:    never.
 /// Paper:   Stich et al. 2018; Karimireddy et al. 2019.

@@ -64,6 +64,10 @@ struct top_k {
   }
   /// Adds them. Throws: argument_error on a damaged payload.
   void decode_add(slice<const std::byte> payload, slice<float> sum) const { add_sparse(payload, sum); }
+  /// Throws argument_error unless it is an undamaged payload of a tensor of n elements.
+  void check_payload(slice<const std::byte> payload, std::size_t n) const {
+    for_each_entry(payload, n, [](std::uint32_t, float) {});
+  }
   /// v[index] -= value for each entry. Throws: argument_error on a damaged payload.
   void take_off(slice<const std::byte> payload, slice<float> v) const {
     for_each_entry(payload, v.count, [&](std::uint32_t i, float value) { v[i] -= value; });

@@ -33,8 +33,10 @@ concept adds_by_blocks = works_by_blocks<Codec> && requires(const Codec& c, cons
   c.add_block(payload, c.block, c.block, c.block, sum);
 };
 template <class Codec>
-concept takes_off =
-    requires(const Codec& c, slice<const std::byte> payload, slice<float> v) { c.take_off(payload, v); };
+concept takes_off = requires(const Codec& c, slice<const std::byte> payload, slice<float> v) {
+  c.check_payload(payload, v.count);
+  c.take_off(payload, v);
+};
 // A codec that takes its values part by part, as long as these are in cache.
 template <class Codec>
 concept works_by_parts = requires(const Codec& c, std::size_t n, const encode_context& x,
@@ -109,10 +111,10 @@ template <class Codec, bool Feedback> class carrier {
     requires has_payload<Codec>
   {
     if constexpr (Feedback) {
-      float* const e = state[0];
+      float* const e = state[0];  // stays as it is if the packet is damaged
+      const std::size_t bytes = measure(packet);
+      const bool sent = !flagged(packet);
       if constexpr (adds_by_blocks<Codec>) {
-        const std::size_t bytes = measure(packet);
-        const bool sent = !flagged(packet);
         if (sent && bytes != wire_bytes(g.count, x)) {
           throw argument_error("heddle::compress: damaged packet of " + std::to_string(bytes) + " bytes for " +
                                std::to_string(g.count) + " elements");
@@ -126,12 +128,15 @@ template <class Codec, bool Feedback> class carrier {
           for (std::size_t i = 0; i < n; ++i) kept[i] = -v[i];
         }
       } else if constexpr (takes_off<Codec>) {
+        const slice<const std::byte> payload = packet.subslice(head, bytes - head);
+        if (sent) codec_.check_payload(payload, g.count);
         take(g, factor, state, x, e);
-        if (!flagged(packet)) codec_.take_off(packet.subslice(head, measure(packet) - head), {e, g.count});
+        if (sent) codec_.take_off(payload, {e, g.count});
       } else {
-        take(g, factor, state, x, e, -1.0f);
-        decode_add(packet, {e, g.count});
-        for (std::size_t i = 0; i < g.count; ++i) e[i] = -e[i];
+        std::vector<float> decoded(g.count);
+        decode_add(packet, {decoded.data(), g.count});
+        take(g, factor, state, x, e);
+        for (std::size_t i = 0; i < g.count; ++i) e[i] -= decoded[i];
       }
     }
   }
