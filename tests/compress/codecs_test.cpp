@@ -436,6 +436,57 @@ TEST_CASE("power_sgd gives a matrix of its rank exactly, and wakes up after zero
   CHECK(last < first);
 }
 
+TEST_CASE("power_sgd skips above its limit, and what it makes of ranks at the limit is finite") {
+  for (const std::size_t rows : {1u, 5u, 101u}) {
+    const std::size_t n = rows * 13;
+    world w(hd::power_sgd{.rank = 2, .worth = 0.0, .dense_below = 0}, 4, n, rows);
+    const float limit = 4.0f * hd::power_sgd::limit({n, w.x, 2}, w.x);  // a share is a fourth
+    for (const float sign : {1.0f, -1.0f}) {
+      matrix a(4, std::vector<float>(n, sign * limit));
+      for (auto& e : w.held) e.assign(n, 0.0f);
+      CHECK(w.step(a));
+      CHECK(hd::all_finite(w.sum.data(), n));
+      for (auto& e : w.held) {
+        CHECK(hd::all_finite(e.data(), n));
+        e.assign(n, 0.0f);
+      }
+      a.assign(4, std::vector<float>(n, 0.0f));
+      a[2][n / 2] = sign * std::nextafter(limit, INFINITY);
+      CHECK_FALSE(w.step(a));
+    }
+  }
+}
+
+TEST_CASE("power_sgd's loops give the same bits by whichever instructions") {
+  std::mt19937 random(9);
+  std::normal_distribution<double> normal;
+  for (const std::size_t n : {0u, 1u, 7u, 8u, 9u, 31u, 1025u}) {
+    std::vector<float> v(n), u(n), kept(n), expected(n);
+    std::vector<double> r(n), sums(n), wide(n);
+    for (std::size_t i = 0; i < n; ++i) {
+      v[i] = static_cast<float>(normal(random));
+      u[i] = kept[i] = expected[i] = static_cast<float>(normal(random));
+      r[i] = normal(random);
+      sums[i] = wide[i] = normal(random);
+    }
+    const float *const from = v.data(), *const minus = u.data();
+    const double* const right = r.data();
+    double one[8] = {1.0 / 3.0}, two[8] = {1.0 / 3.0};
+    hd::detail::run_loop<hd::detail::dot_chains>(from, right, n, &one[0]);
+    hd::detail::dot_chains::run(from, right, n, &two[0]);
+    CHECK(std::equal(one, one + 8, two));
+    hd::detail::run_loop<hd::detail::add_scaled>(from, 1.0 / 3.0, sums.data(), n);
+    hd::detail::add_scaled::run(from, 1.0 / 3.0, wide.data(), n);
+    CHECK(sums == wide);
+    hd::detail::run_loop<hd::detail::add_scaled>(from, 1.0f / 3.0f, kept.data(), n);
+    hd::detail::add_scaled::run(from, 1.0f / 3.0f, expected.data(), n);
+    CHECK(kept == expected);
+    hd::detail::run_loop<hd::detail::keep_rest>(from, minus, 1.0f / 3.0f, kept.data(), n);
+    hd::detail::keep_rest::run(from, minus, 1.0f / 3.0f, expected.data(), n);
+    CHECK(kept == expected);
+  }
+}
+
 TEST_CASE("what is held counts as much more as the rate has fallen") {
   const matrix g{{1.0f, 8.0f}};
   world w(hd::error_feedback{hd::top_k{.density = 0.5}}, 1, 2);

@@ -231,56 +231,107 @@ TEST_CASE("compress: codecs on the device write what the host reads, and hold th
   }
 }
 
-// Three steps of one rank of two, both of which have the same gradients, on the host and on the device.
+double largest(const std::vector<float>& v) {
+  double most = 0.0;
+  for (const float x : v) most = (std::max)(most, std::fabs(static_cast<double>(x)));
+  return most;
+}
+
+// Steps of three ranks, whose gradients differ, on the host and on the device: any matrix; one of rank 1, so that
+// columns of the factors become zero; one that is nearly so; any, with what is held counted twice.
 void check_power_sgd(std::size_t n, std::size_t rows, std::size_t rank) {
+  constexpr std::size_t ranks = 3;
   const hd::power_sgd codec{.rank = rank, .worth = 0.0, .dense_below = 0};
   const hd::power_sgd_device device(codec);
-  hd::encode_context x{.ranks = 2, .tensor = 7, .rows = rows};
+  hd::encode_context x{.ranks = ranks, .tensor = 7, .rows = rows};
+  const hd::power_sgd::shape s(n, x, rank);
   const std::size_t counts[2] = {codec.sum_count(0, n, x), codec.sum_count(1, n, x)};
-  const auto zeros = [](std::size_t size) { return std::vector<float>(size, 0.0f); };
-  std::vector<float> e = zeros(n), r = zeros(counts[1]), left = zeros(counts[0]), right = zeros(counts[1]);
-  on_device<float> de(e), dr(r), dleft(left), dright(right);
+  std::vector<std::vector<float>> e(ranks, std::vector<float>(n, 0.0f)), g = e;
+  std::vector<float> r(counts[1], 0.0f), total[2], sums[2], device_total[2];
+  on_device<float> de0(e[0]), de1(e[1]), de2(e[2]), dg0(g[0]), dg1(g[1]), dg2(g[2]), dr(r);
+  on_device<float>*const de[ranks] = {&de0, &de1, &de2}, *const dg[ranks] = {&dg0, &dg1, &dg2};
+  on_device<float> dleft(std::vector<float>(counts[0], 0.0f)), dright(r);
   on_device<unsigned> flag({0u});
-  float *const state[2] = {e.data(), r.data()}, *const sums[2] = {left.data(), right.data()};
   float* const dsums[2] = {dleft, dright};
-  for (std::size_t step = 0; step < 3; ++step) {
-    std::vector<float> g = hard_gradients(n)[0], before = de.read();
-    for (std::size_t i = 0; i < n; ++i) g[i] += static_cast<float>(step * (i % 5));
-    const std::vector<float> given = g;
-    on_device<float> dg(g);
-    for (int round = 0; round < 2; ++round) {
-      CHECK(codec.send(round, {g.data(), n}, 0.5f, state, x, sums));
-      device.send(round, dg, 0.5f, de, dr, n, x, dsums, flag, {});
-      on_device<float> twice((round ? dright : dleft).read());  // what the other rank sends is the same
-      std::vector<float> all = twice.read();
-      for (std::size_t i = 0; i < counts[round]; ++i) {
-        sums[round][i] *= 2.0f;
-        all[i] *= 2.0f;
+  std::mt19937 random(3);
+  for (std::size_t step = 0; step < 4; ++step) {
+    x.held_scale = step == 0 ? 1.0f : step == 3 ? 2.0f : 0.0f;
+    std::vector<std::vector<float>> before;
+    for (std::size_t k = 0; k < ranks; ++k) {
+      for (std::size_t i = 0; i < n; ++i) {
+        const float any = std::normal_distribution<float>()(random);
+        const float one = static_cast<float>((k + 1) * (1 + i % s.columns % 7)) * (i / s.columns % 3 ? 1.0f : -1.0f);
+        g[k][i] = step == 1 ? one : step == 2 ? one + 1e-3f * any : any;
       }
-      hd::cuda::copy(all.data(), dsums[round], all.size(), {});
+      hd::cuda::copy(g[k].data(), static_cast<float*>(*dg[k]), n, {});
       hd::cuda::queue{}.synchronize();
+      before.push_back(de[k]->read());
     }
-    codec.commit({g.data(), n}, 0.5f, state, x, sums);
-    device.commit(dg, 0.5f, de, dr, n, x, dsums, {});
-    const std::vector<float>&update = dg.read(), &held = de.read();
-    double apart = 0.0, lost = 0.0;
-    for (std::size_t i = 0; i < n; ++i) {
-      apart = (std::max)(apart, std::fabs(static_cast<double>(update[i]) - g[i]));
-      const double input = 0.25 * static_cast<double>(given[i]) + before[i];
-      lost = (std::max)(lost, std::fabs(input - 0.5 * update[i] - held[i]));
+    const std::vector<std::vector<float>> given = g;
+    for (int round = 0; round < 2; ++round) {
+      total[round].assign(counts[round], 0.0f);
+      device_total[round].assign(counts[round], 0.0f);
+      for (std::size_t k = 0; k < ranks; ++k) {
+        sums[0] = total[0];
+        sums[1].resize(counts[1]);
+        float *const state[2] = {e[k].data(), r.data()}, *const here[2] = {sums[0].data(), sums[1].data()};
+        CHECK(codec.send(round, {g[k].data(), n}, 0.5f, state, x, here));
+        if (round) hd::cuda::copy(device_total[0].data(), dsums[0], counts[0], {});
+        device.send(round, *dg[k], 0.5f, *de[k], dr, n, x, dsums, flag, {});
+        const std::vector<float>& mine = (round ? dright : dleft).read();
+        for (std::size_t i = 0; i < counts[round]; ++i) {
+          total[round][i] += sums[round][i];
+          device_total[round][i] += mine[i];
+        }
+      }
     }
-    CHECK(apart < 1e-4);
-    CHECK(lost < 1e-6);
+    hd::cuda::copy(device_total[1].data(), dsums[1], counts[1], {});
+    const std::vector<float>& left = dleft.read();
+    for (std::size_t one = 0; one < s.rank; ++one) {
+      for (std::size_t two = 0; two <= one; ++two) {
+        double dot = 0.0;
+        for (std::size_t i = 0; i < s.rows; ++i)
+          dot += static_cast<double>(left[i * s.rank + one]) * left[i * s.rank + two];
+        const bool zero = step == 1 && one > 0;  // where the last row isn't padded, which is a second one
+        if (!zero) CHECK(std::fabs(dot - (one == two ? 1.0 : 0.0)) < 1e-5);
+        if (zero && n == s.rows * s.columns) CHECK(dot == 0.0);
+      }
+    }
+    for (std::size_t k = 0; k < ranks; ++k) {
+      float *const state[2] = {e[k].data(), r.data()}, *const all[2] = {sums[0].data(), total[1].data()};
+      codec.commit({g[k].data(), n}, 0.5f, state, x, all);
+      device.commit(*dg[k], 0.5f, *de[k], dr, n, x, dsums, {});
+      const std::vector<float>&update = dg[k]->read(), &held = de[k]->read();
+      double apart = 0.0, lost = 0.0;
+      for (std::size_t i = 0; i < n; ++i) {
+        apart = (std::max)(apart, std::fabs(static_cast<double>(update[i]) - g[k][i]));
+        const double input = static_cast<double>(given[k][i]) / 6.0 + static_cast<double>(x.held_scale) * before[k][i];
+        lost = (std::max)(lost, std::fabs(input - static_cast<double>(update[i]) / 3.0 - held[i]));
+      }
+      INFO("n " << n << ", rank " << rank << ", step " << step);
+      CHECK(apart < 1e-4);
+      CHECK(lost <= 4e-7 * (std::max)(largest(given[k]), largest(update)));
+      CHECK(update == dg[0]->read());
+    }
     CHECK(dr.read() == dright.read());
   }
   CHECK(flag.read() == std::vector<unsigned>{0u});
-  for (const float much : {NAN, -std::numeric_limits<float>::max()}) {
-    std::vector<float> g(n, 0.0f);
-    g[n - 1] = much;
-    on_device<float> dg(g);
+  // With two ranks a share is half of the gradient, exactly.
+  x = {.ranks = 2, .tensor = 7, .rows = rows};
+  const float limit = 2.0f * codec.limit(s, x), above = std::nextafter(limit, INFINITY);
+  for (const float much : {limit, -limit, above, -above, NAN}) {
+    const bool good = std::fabs(much) <= limit;
+    g[0].assign(n, 0.0f);
+    g[0][n - 1] = much;
+    e[0].assign(n, 0.0f);
+    hd::cuda::copy(g[0].data(), static_cast<float*>(dg0), n, {});
+    hd::cuda::fill(static_cast<float*>(de0), n, 0.0f, {});
     on_device<unsigned> bad({0u});
-    device.send(0, dg, 1.0f, de, dr, n, x, dsums, bad, {});
-    CHECK(bad.read() == std::vector<unsigned>{1u});
+    device.send(0, dg0, 1.0f, de0, dr, n, x, dsums, bad, {});
+    CHECK(bad.read() == std::vector<unsigned>{good ? 0u : 1u});
+    sums[0].resize(counts[0]);
+    float *const state[2] = {e[0].data(), r.data()}, *const here[2] = {sums[0].data(), sums[1].data()};
+    CHECK(codec.send(0, {g[0].data(), n}, 1.0f, state, x, here) == good);
   }
 }
 

@@ -150,7 +150,11 @@ template <class Shape> struct commit_low_rank {
 ///     device.commit(g, 1.0f, e, right, n, context, sums, queue);            // g becomes the update, e and right move
 ///
 /// Sums within a rank are added in another order than on the host, and zero columns are drawn with the device's
-/// logarithm, so factors agree with the host's but for rounding; with themselves they agree bit for bit.
+/// logarithm, so factors agree with the host's but for rounding; with themselves they agree bit for bit. So all ranks
+/// must run it, on devices of one kind: replicas whose updates differ in the last bit drift apart.
+/// Round 0 gives a block of 128 threads to each row, round 1 a thread to each column, which walks all rows: a tall
+/// matrix of few columns leaves the device idle. Choose the context's `rows` to be no more than its columns. It hasn't
+/// been timed on a GPU.
 /// Wire:    as power_sgd.
 /// State:   as power_sgd: e and right, the caller's; zeros at first.
 /// Traffic: 32 bytes per element for up to 8 columns, as on the host; each 8 more: 8 read in each round.
@@ -162,7 +166,9 @@ class power_sgd_device {
   /// @param c The compressor on the host.
   explicit power_sgd_device(const power_sgd& c = {}) : codec_(c) { c.check(); }
 
-  /// @brief This rank's part of L (round 0) or of R (round 1); of round 1 `sums[0]` is the sum over ranks of round 0.
+  /// @brief This rank's part of L (round 0) or of R (round 1); of round 1 `sums[0]` is the sum over ranks of round 0,
+  /// which becomes L there, with columns of length 1 or 0: leave it as it is until `commit`. To begin again, as in the
+  /// step after one that is skipped, begin with round 0.
   /// @param g Gradient, n elements. @param factor Multiplies it. @param e What is held, n elements.
   /// @param right R of the last step, sum_count(1, n, x) floats. @param n Elements, above 0.
   /// @param x Step, tensor, rows and ranks. @param sums Two arrays of sum_count(0, n, x) and sum_count(1, n, x) floats;

@@ -22,9 +22,12 @@ inline namespace v0 {
 /// ranks. A column of L that adds nothing to those before it becomes zero and stays out of the update. A tensor is the
 /// matrix that `tensor::rows` says, else one as square as can be, its last row padded with zeros.
 /// Wire:    two all-reduces of rank (rows + columns) floats together, and one float a bucket each for the flag.
-/// State:   4 bytes per element (e), and 4 rank columns (R).
+/// State:   4 bytes per element (e), and 4 rank columns (R). While it works, 12 rank columns bytes of copies of R
+///          in the first round, 32 KiB rank in the second, 4 rank columns in `commit`.
 /// Traffic: 32 bytes per element: g and e are read three times (M isn't stored), e and the update written; the least
-///          possible.
+///          possible. The factors come on top, some 60 rank columns and 20 rank^2 rows bytes: little where they
+///          are much smaller than M. In the first round R is read for each row, from cache where its 8 rank columns
+///          bytes fit.
 /// Order:   ends a chain. Error feedback is part of it.
 /// Sync:    never.
 /// Paper:   Vogels, Karimireddy and Jaggi 2019, algorithms 1 and 2; R is normalised before it is used, so that nothing
@@ -61,10 +64,10 @@ struct power_sgd {
     std::size_t columns;  ///< Elements of a row, but for the last.
     std::size_t rank;     ///< Columns of the factors.
   };
-  /// The largest magnitude in M with which nothing that is made of the sums leaves float's range: of L R^T no element
-  /// is longer than a column of the sum of all M, which has `rows` elements.
+  /// The largest magnitude in M with which nothing that is made of the sums leaves float's range: of M R no element is
+  /// longer than a row of the sum of all M, which has `columns` elements, of L R^T none longer than a column.
   static float limit(const shape& s, const encode_context& x) noexcept {
-    return 0.5f * detail::most_sent(x.ranks) / std::sqrt(static_cast<float>(s.rows));
+    return 0.5f * detail::most_sent(x.ranks) / std::sqrt(static_cast<float>((std::max)(s.rows, s.columns)));
   }
 
   /// Throws argument_error for a number outside its range.
@@ -100,7 +103,7 @@ struct power_sgd {
     const matrix m{g.data, state[0], factor / static_cast<float>(x.ranks), x.held_scale};
     float v[part];
     if (round == 0) {
-      const std::vector<double> r = by_columns<double>(unit_columns(state[1], s, x), s.columns, s.rank);
+      const std::vector<double> r = by_columns<double>(unit_columns(state[1], s, x).data(), s.columns, s.rank);
       std::vector<double> chains(8 * s.rank);
       std::uint32_t peak = 0;
       for (std::size_t i = 0; i < s.rows; ++i) {
@@ -144,7 +147,7 @@ struct power_sgd {
     const matrix m{g.data, state[0], factor / static_cast<float>(x.ranks), x.held_scale};
     const float share = 1.0f / static_cast<float>(x.ranks);
     std::copy_n(sums[1], s.columns * s.rank, state[1]);
-    const std::vector<float> r = by_columns<float>({sums[1], sums[1] + s.columns * s.rank}, s.columns, s.rank);
+    const std::vector<float> r = by_columns<float>(sums[1], s.columns, s.rank);
     float v[part], update[part];
     for (std::size_t i = 0; i < s.rows; ++i) {
       for (std::size_t j = 0, n = 0; j < s.width(i); j += n) {
@@ -182,9 +185,8 @@ struct power_sgd {
     }
   };
   // A factor whose columns follow each other, of one whose rows do.
-  template <class To>
-  static std::vector<To> by_columns(const std::vector<float>& rows, std::size_t count, std::size_t columns) {
-    std::vector<To> all(rows.size());
+  template <class To> static std::vector<To> by_columns(const float* rows, std::size_t count, std::size_t columns) {
+    std::vector<To> all(count * columns);
     for (std::size_t j = 0; j < count; ++j) {
       for (std::size_t k = 0; k < columns; ++k) all[k * count + j] = static_cast<To>(rows[j * columns + k]);
     }

@@ -5,7 +5,8 @@
 /// @file
 /// @brief The loops of power_sgd on the host, written once and compiled for AVX2, too.
 ///
-/// Inner loops of eight vectorise at -O2. Each operation is rounded by itself, so both give the same bits.
+/// Inner loops of eight vectorise at -O2. As each operation is rounded by itself, both give the same
+/// bits; a compiler that is told to join multiplications and additions (-ffp-contract) may give others.
 
 #include <heddle/core/detail/convert_loops.hpp>
 
