@@ -36,7 +36,8 @@ enum class selection : std::uint8_t {
 /// Traffic: per element, 4 more for each pass with weight decay. `overlap::transactional`: `encode` reads g, U and V
 ///          (12), `commit` reads them and writes U and V (20): 32, the least for two halves. `overlap::none`: `fused`
 ///          reads g, U, V and writes U and V: 20, the least; `fits` reads g before (4). A threshold that was too high
-///          is mended by one more read of V, or in `encode` by one more pass. Dense: 20 with the update, the least.
+///          is mended by one more read of V, or in `encode` by one more pass. Dense: 20 with the update, the least;
+///          over tensors of a device 28, in two passes.
 /// Order:   ends a chain; after clip. Needs the optimizer `sgd`; not with a mode that has an outer momentum.
 /// Sync:    never.
 /// Paper:   Lin et al. 2018, arXiv 1712.01887. Differences: the selection is exact unless asked otherwise; a non-finite
