@@ -12,6 +12,8 @@
 
 #include <atomic>
 #include <barrier>
+#include <deque>
+#include <set>
 
 namespace {
 
@@ -32,6 +34,74 @@ struct lossy_connection {
   };
   template <class Comm> std::unique_ptr<bad_messenger> open(Comm& comm) const {
     return std::make_unique<bad_messenger>(hd::threads::connection{}.open(comm), losses);
+  }
+};
+
+// Messengers over links of 20 MB/s, which keep order and lose some messages of rank 1, and the answers to them, once.
+struct slow_connection {
+  struct road {
+    std::vector<std::uint64_t> lost;  // 2 n: rank 1's request n; 2 n + 1: the answer to it
+    std::set<std::uint64_t> requests, answers;
+    std::uint64_t requested = 0, answered = 0, bytes = 0;  // with repetitions
+    std::mutex mutex;
+  };
+  road* r = nullptr;
+
+  class slow_messenger {
+   public:
+    slow_messenger(std::unique_ptr<hd::threads::messenger> m, road& r) : inner_(std::move(m)), road_(&r) {}
+    int rank() const { return inner_->rank(); }
+    int size() const { return inner_->size(); }
+    std::uint64_t life() const { return inner_->life(); }
+    std::uint64_t life_of(int rank) const { return inner_->life_of(rank); }
+    void connect(int rank) { inner_->connect(rank); }
+    void renew() { inner_->renew(); }
+    void send(hd::address to, std::uint32_t tag, std::uint64_t id, hd::payload&& body) {
+      (void)try_send(to, tag, id, std::move(body));
+    }
+    bool try_send(hd::address to, std::uint32_t tag, std::uint64_t id, hd::payload&& body) {
+      using hd::detail::row_tag;
+      const auto t = static_cast<row_tag>(tag);
+      const bool request = rank() == 1 && (t == row_tag::part || t == row_tag::push || t == row_tag::join);
+      const bool answer = to.rank == 1 && t == row_tag::reply && body.size() > sizeof(hd::detail::row_reply);
+      const std::lock_guard lock(road_->mutex);
+      if (request) road_->requests.insert(id), ++road_->requested, road_->bytes += body.size();
+      if (answer) road_->answers.insert(id), ++road_->answered;
+      if ((request || answer) && std::erase(road_->lost, 2 * id + answer)) return true;
+      free_ = std::max(free_, clock::now()) + std::chrono::nanoseconds(50 * body.size());
+      under_way_.push_back({to, tag, id, std::move(body), free_});
+      return true;
+    }
+    std::optional<hd::message> receive(std::chrono::nanoseconds longest) {
+      for (const auto end = clock::now() + longest;;) {
+        {
+          const std::lock_guard lock(road_->mutex);
+          for (; !under_way_.empty() && under_way_.front().due <= clock::now(); under_way_.pop_front()) {
+            letter& l = under_way_.front();
+            if (!inner_->try_send(l.to, l.tag, l.id, std::move(l.body))) break;
+          }
+        }
+        auto m = inner_->receive(std::min<std::chrono::nanoseconds>(longest, std::chrono::microseconds(200)));
+        if (m || clock::now() >= end) return m;
+      }
+    }
+
+   private:
+    using clock = std::chrono::steady_clock;
+    struct letter {
+      hd::address to;
+      std::uint32_t tag;
+      std::uint64_t id;
+      hd::payload body;
+      clock::time_point due;
+    };
+    std::unique_ptr<hd::threads::messenger> inner_;
+    road* road_;
+    clock::time_point free_{};
+    std::deque<letter> under_way_;
+  };
+  template <class Comm> std::unique_ptr<slow_messenger> open(Comm& comm) const {
+    return std::make_unique<slow_messenger>(hd::threads::connection{}.open(comm), *r);
   }
 };
 
@@ -120,6 +190,51 @@ TEST_CASE("also where messages are lost, repeated and reordered") {
     });
     REQUIRE(out == expected);
   }
+}
+
+TEST_CASE("what is lost travels once more, and nothing else does, however slow the link is") {
+  constexpr std::size_t parts = 40, floats = 4096;
+  const std::vector<std::size_t> sizes(parts, floats);
+  const auto run = [&](std::vector<std::uint64_t> lost) {
+    slow_connection::road road;
+    road.lost = lost;
+    CAPTURE(lost);
+    std::vector<float> out;
+    on_threads(2, [&](auto& comm) {
+      std::vector<float> w(parts * floats, 1.0f), g(w.size());
+      const auto plan =
+          hd::strategy{.mode = hd::async_ps<slow_connection>{.connection = {&road}, .servers = 1, .staleness = 0},
+                       .buckets = {.first = floats * sizeof(float)}};
+      hd::data_parallel dp{plan, comm, hd::tensors(w.data(), g.data(), sizes), hd::sgd{}};
+      for (std::size_t s = 0; s < 2; ++s) {
+        for (std::size_t i = 0; i < w.size(); ++i) g[i] = static_cast<float>((i + s) % 7);
+        for (std::size_t i = parts; i-- > 0;) dp.ready(i);
+        dp.step({.lr = 0.125f});
+      }
+      dp.join();
+      if (comm.rank() == 0) return;
+      out = w;
+      const std::lock_guard lock(road.mutex);
+      RANK_CHECK(dp.report().bytes_sent == road.bytes);
+      RANK_CHECK(dp.report().messages == road.requested);
+    });
+    CHECK(road.lost.empty());
+    CHECK(road.requests.size() >= 2 * parts);
+    std::size_t answers = 0;
+    for (const std::uint64_t n : lost) answers += n % 2;
+    CHECK(road.requested == road.requests.size() + lost.size() - answers);
+    CHECK(road.answered == road.answers.size() + answers);
+    for (std::size_t i = 0; i < out.size(); ++i)
+      REQUIRE(out[i] == 1.0f - 0.125f * static_cast<float>(i % 7 + (i + 1) % 7));
+    return *road.answers.begin();
+  };
+  const std::uint64_t push = run({});
+  CHECK(push >= parts);
+  run({2 * 3});
+  run({2 * 3, 2 * 4, 2 * 10, 2 * 30, 2 * 60});
+  run({2 * push});  // a probe finds it
+  run({2 * 1, 2 * push - 2, 2 * push});
+  run({2 * push + 1});
 }
 
 TEST_CASE("every mode with uneven data, saved and resumed") {

@@ -102,7 +102,7 @@ template <class Messenger, class Server> class row_node {
   }
 
   struct counts {
-    std::uint64_t requests = 0, bytes = 0;  // messages with rows, both ways; their bytes
+    std::uint64_t requests = 0, bytes = 0;  // messages with rows that a worker sent; bytes of all, replies too
   };
   counts sent() const {
     const std::lock_guard lock(mutex_);
@@ -113,14 +113,21 @@ template <class Messenger, class Server> class row_node {
   // Probes are small, so those who wait long for others ask often enough to find a loss soon.
   static constexpr std::chrono::milliseconds first_wait{5}, longest_wait{200};
 
+  static constexpr std::uint64_t never = (std::numeric_limits<std::uint64_t>::max)();
+
   struct request {
     row_tag tag;
     std::vector<std::byte> body;
+    std::uint64_t repeated = never;  // how many probes were sent before its last repetition
     std::size_t size() const noexcept { return body.size(); }
   };
   struct link : numbered_log<request> {
     std::uint64_t asked = 0;  // the last request with a reply
-    payload packed;           // a copy of the next one, until there is room
+    payload packed;           // a copy of the one to send next, until there is room
+    std::uint64_t packed_number = 0;
+    std::deque<std::uint64_t> repeats;  // requests to send again
+    std::uint64_t probes = 0;           // sent
+    std::uint64_t again = never;        // how many were sent before the last `again`
     payload reply;
     bool open = false, answered = false, joins = false;
     std::string gone;  // why the server can't answer any more
@@ -139,15 +146,30 @@ template <class Messenger, class Server> class row_node {
     if (!l.gone.empty()) throw comm_error(who_, messenger_->rank(), l.gone_by, l.gone);
   }
 
-  // With the lock. Sends requests, as far as there is room; else the thread does. What is sent isn't expected again.
+  // With the lock. Sends requests, first what is missing, as far as there is room; else the thread does. What is sent
+  // isn't expected again.
   void transmit(int k, link& l) {
-    for (; l.next <= l.sent; ++l.next) {
-      if (!l.packed.data()) l.packed = payload(std::span<const std::byte>(l[l.next].body));
-      if (!put(k, l[l.next].tag, l.next, std::move(l.packed))) break;  // it stays
-      l.packed = {};
+    while (unsent(l)) {
+      const bool repeats = !l.repeats.empty();
+      const std::uint64_t number = repeats ? l.repeats.front() : l.next;
+      const request& r = l[number];
+      if (l.packed_number != number) l.packed = payload(std::span<const std::byte>(r.body));
+      l.packed_number = number;
+      if (!put(k, r.tag, number, std::move(l.packed))) break;  // it stays
+      l.packed_number = 0;
+      if (repeats) {
+        l.repeats.pop_front();
+        ++requests_;
+        sent_bytes_ += r.size();
+      } else {
+        ++l.next;
+      }
     }
     l.probe.begin(first_wait);
   }
+  static bool unsent(const link& l) noexcept { return !l.repeats.empty() || l.next <= l.sent; }
+  // Whether a probe, or 0, was sent after that many.
+  static bool newer(std::uint64_t probe, std::uint64_t probes) noexcept { return probes == never || probe > probes; }
   bool put(int to, row_tag tag, std::uint64_t id, payload&& body) {
     try {
       return messenger_->try_send(to, static_cast<std::uint32_t>(tag), id, std::move(body));
@@ -255,21 +277,27 @@ template <class Messenger, class Server> class row_node {
     if (head.status == row_status::failed)
       return lose(m.from.rank, static_cast<int>(head.staleness), std::string(m.body.text().substr(sizeof head)));
     if (head.status == row_status::missing) {
-      if (head.clock < l.first || head.clock >= l.next) return;  // answered meanwhile, or on its way
-      l.next = head.clock;
-      l.packed = {};
+      // What was answered meanwhile, or is on its way, isn't.
+      const std::uint64_t first = (std::max)(head.clock, l.first), last = (std::min)(head.clock + head.rows, l.next);
+      for (std::uint64_t n = first; n < last; ++n) {
+        if (!newer(head.staleness, l[n].repeated)) continue;
+        l[n].repeated = l.probes;
+        l.repeats.push_back(n);
+      }
     } else if (m.id != l.asked) {
       return;
     } else if (!l.open || l.answered) {
       if (l.joins) thank(m.from.rank, l);  // it doesn't know yet
     } else if (head.status == row_status::answered) {
+      if (!newer(head.staleness, l.again)) return;
+      l.again = l.probes;
       (void)put(m.from.rank, row_tag::again, l.asked, payload(0));
       l.probe.begin(first_wait);
     } else {
       l.reply = std::move(m.body);
       l.answered = true;
       l.drop(l.asked);
-      if (l.next < l.first) l.next = l.first, l.packed = {};  // it was missing when that was said
+      std::erase_if(l.repeats, [&](std::uint64_t n) { return n < l.first; });  // missing when that was said
       if (l.joins) thank(m.from.rank, l);
       changed_.notify_all();
     }
@@ -285,11 +313,12 @@ template <class Messenger, class Server> class row_node {
     unsent_ = false;
     for (std::size_t k = 0; k < links_.size(); ++k) {
       link& l = links_[k];
-      if (l.next <= l.sent) {
+      if (unsent(l)) {
         transmit(static_cast<int>(k), l);
-        unsent_ |= l.next <= l.sent;
+        unsent_ |= unsent(l);
       } else if (l.open && !l.answered && now >= l.probe.due) {
-        (void)put(static_cast<int>(k), row_tag::probe, l.asked, payload(0));
+        ++l.probes;
+        (void)put(static_cast<int>(k), row_tag::probe, l.asked, payload(std::as_bytes(std::span(&l.probes, 1))));
         l.probe.later(now, longest_wait);
       }
     }

@@ -153,14 +153,23 @@ template <class Rule, class Memory> class row_server {
       return;
     }
     if (static_cast<row_tag>(m.tag) == row_tag::probe) {
-      if (m.id > c.taken) return reply(rank, m.id, {.clock = c.taken + 1, .status = row_status::missing}, send);
-      if (answered) reply(rank, m.id, {.status = row_status::answered}, send);
+      const auto probe = byte_reader(m.body.data(), m.body.size(), "a probe").get<std::uint64_t>();
+      std::uint64_t number = c.taken + 1;
+      for (auto early = c.kept.begin(); early != c.kept.end() && early->first <= m.id; ++early) {
+        if (early->first > number) miss(rank, number, early->first, probe, send);
+        number = early->first + 1;
+      }
+      if (number <= m.id)
+        miss(rank, number, m.id + 1, probe, send);
+      else if (answered)
+        reply(rank, m.id, {.staleness = probe, .status = row_status::answered}, send);
       return;
     }
     std::uint64_t number = c.taken + 1;
+    const std::uint64_t next = c.kept.empty() ? number : c.kept.rbegin()->first + 1;
     if (!c.put(m.id, {static_cast<row_tag>(m.tag), std::move(m.body)})) return;  // repeated
-    // Where one has come before another, that is mostly lost.
-    if (m.id > c.taken) reply(rank, m.id, {.clock = number, .status = row_status::missing}, send);
+    // They are mostly lost.
+    if (m.id > next) miss(rank, next, m.id, 0, send);
     for (; number <= c.taken; ++number) {
       request r = std::move(c.kept.extract(number).mapped());
       const row_request head = row_head<row_request>(r.body);
@@ -352,6 +361,11 @@ template <class Rule, class Memory> class row_server {
     byte_writer out;
     out.put(head);
     send(rank, id, out.release());
+  }
+  // Requests from the first to before the last haven't come.
+  template <class Send> void miss(int rank, std::uint64_t first, std::uint64_t last, std::uint64_t probe, Send& send) {
+    const auto rows = static_cast<std::uint32_t>((std::min<std::uint64_t>)(last - first, all_rows));
+    reply(rank, last, {.clock = first, .staleness = probe, .status = row_status::missing, .rows = rows}, send);
   }
   template <class Send> void refuse(int rank, std::uint64_t id, Send& send) {
     const row_reply head{.staleness = static_cast<std::uint64_t>(failed_by_), .status = row_status::failed};

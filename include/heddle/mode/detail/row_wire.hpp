@@ -12,11 +12,15 @@ namespace detail {
 // What workers and servers of rows say to each other. A request's id is its number among those of its worker to this
 // server, from 1 on. A gradient may come in parts before the push that ends it; pushes and joins have a reply, which
 // repeats the id, and the next one comes when it has come. Behind the head come the numbers of rows, counted from the
-// server's first one, filled up to 8 bytes; then their floats. Where all rows come there are no numbers. A probe asks
-// whether a request has come. If it, or one before it, is `missing`, the reply's clock is the first number that is; if
-// it has come and the reply is sent, `answered` says so: since messages mostly come in order, who doesn't have the
-// reply by then has lost it, and asks for it `again`. So nothing travels twice only because a link is slow, or because
-// a server lets a worker wait for others. Thanks say that a join's reply has come.
+// server's first one, filled up to 8 bytes; then their floats. Where all rows come there are no numbers.
+// Since messages mostly come in order, who sends a request that comes before others are there is told which are
+// `missing`: so many as the reply's rows, from its clock on; once, when the gap shows. A probe asks whether a request
+// has come, and for what is missing up to it; its body is its number among the probes of its worker to this server,
+// from 1 on, and the reply's staleness repeats it. If the request has come and the reply is sent, `answered` says so:
+// who doesn't have the reply by then has lost it, and asks for it `again`. A worker repeats a request only for a gap
+// that shows the first time, or for a probe that it has sent after its last repetition; likewise with `again`. So
+// nothing travels twice only because a link is slow, or because a server lets a worker wait for others. Thanks say that
+// a join's reply has come.
 enum class row_tag : std::uint32_t { push = 1, join = 2, probe = 3, reply = 4, thanks = 5, again = 6, part = 7 };
 enum class row_status : std::uint32_t { done = 1, missing = 2, failed = 3, answered = 4 };
 
