@@ -94,7 +94,9 @@ template <class Race> void compare(const ctr::rows& data, int repetitions) {
   // in processor time, which other programs at work don't lengthen.
   const double rate = bench::median(processor), c = std::max(bench::median(slower) - 1.0, 0.0);
   std::printf("%s: cost model, %.0f ns a row, %.3f of it more for each other thread\n", Race::name(), 1e9 / rate, c);
-  for (const int t : {2, 4, 8, 16}) say("model." + std::to_string(t), rate * t / (1.0 + c * (t - 1)), rate);
+  const auto predicted = [&](int t) { return rate * t / (1.0 + c * (t - 1)); };
+  std::printf("%s: two threads ran at %.3f of what the model says\n", Race::name(), bench::median(two) / predicted(2));
+  for (const int t : {4, 8, 16}) say("predicted." + std::to_string(t), predicted(t), rate);
 }
 }  // namespace
 

@@ -1,7 +1,8 @@
 # SPDX-FileCopyrightText: The Heddle authors
 # SPDX-License-Identifier: Apache-2.0
 """word2vec_scale.py SECONDS <MEASURED: words per second and efficiency of 1, 2, 4, 8 workers, simulated. SECONDS: of a
-worker alone for a batch of 10,000 words; MEASURED: lines "<mode> <workers> <bytes a worker sends per batch>".
+worker alone for a batch of 10,000 words; MEASURED: lines "<mode> <workers> <bytes a worker sends per batch>", with what it
+sends to the server that it has itself, which needs no link.
 
 Every worker is a machine with one processor and one link, on which its messages, and those of the server that it has,
 wait for each other. Batches take up to a tenth longer at random. A push goes to each server, half of the bytes; each
@@ -21,7 +22,7 @@ WORDS = 10000
 def simulate(mode, workers, seconds, sent, rate):
     """Seconds until all workers have trained on BATCHES batches each."""
     events, order, free = [], 0, [0.0] * workers
-    part = sent / 2 / max(workers - 1, 1)  # of a push or an answer, to another machine
+    part = sent / 2 / workers  # of a push or an answer
     computed, pushed, answered = [0] * workers, [0] * workers, [0] * workers
     waiting = [0] * workers  # answers to come of each worker's pushes
     arrived = [[[] for _ in range(BATCHES + 1)] for _ in range(workers)]  # under sync, at each server
