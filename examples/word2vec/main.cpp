@@ -108,7 +108,11 @@ template <class Format> int run(const options& o) {
   // Training may take hours: what it would fail on in the end is looked at first.
   for (const std::string& file : {o.analogies, o.similarities})
     if (!file.empty() && !std::ifstream(file)) throw hd::file_error("can't read " + file);
-  if (!o.output.empty() && !std::ofstream(o.output, std::ios::app)) throw hd::file_error("can't write " + o.output);
+  if (!o.output.empty()) {
+    const bool there = std::ifstream(o.output).good();
+    if (!std::ofstream(o.output, std::ios::app)) throw hd::file_error("can't write " + o.output);
+    if (!there) std::remove(o.output.c_str());  // nothing of a training that fails
+  }
   model m(v.size(), o.size, o.seed);
   outcome out;
   with_mode(o.mode, [&](const auto& mode) {
