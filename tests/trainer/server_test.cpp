@@ -460,6 +460,26 @@ TEST_CASE("each group of tensors has an update rule of its own, on servers and e
   CHECK_THROWS_AS((hd::data_parallel{together, comm, m.tensors(), hd::per_group{hd::sgd{.momentum = 2.0f}}}),
                   hd::argument_error);
   CHECK(rule.name() == "per_group(adamw, adagrad, sgd)");
+  float one = 1.0f;
+  CHECK_THROWS_AS(rule.update(&one, &one, nullptr, 1, {.lr = 1.0f, .group = 3}), hd::argument_error);
+
+  // Neither ranks nor checkpoints whose tensors are of other groups.
+  const auto others = [&](const auto& mode) {
+    run(mode, 0, 2, false, true);
+    on_threads(2, [&](auto& world) {
+      quadratic model;
+      auto t = model.tensors();
+      const auto plan = hd::strategy{.topology = hd::native{}, .mode = mode};
+      for (std::size_t i = 0; i < t.size(); ++i) t[i].group = static_cast<unsigned>((i + 1) % 3);
+      hd::data_parallel dp{plan, world, t, rule};
+      RANK_CHECK_THROWS_AS(dp.load(scratch.path()), hd::file_error);
+      dp.join();
+      t[4].group = static_cast<unsigned>(world.rank());
+      RANK_CHECK_THROWS_AS((hd::data_parallel{plan, world, t, rule}), hd::comm_error);
+    });
+  };
+  others(hd::every_step{});
+  others(served);
 }
 
 TEST_CASE("the answer to a join is the same when it is asked for again, whatever others have pushed meanwhile") {

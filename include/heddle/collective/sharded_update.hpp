@@ -45,6 +45,9 @@ struct sharded_result {
 /// bfloat16.
 template <class Topology, class Rule, class Parameter = float> class sharded_update {
   static_assert(optimizer<Rule>, "heddle::sharded_update: the rule must have slots and update(); see docs/optim.md");
+  static_assert(!has_groups<Rule>,
+                "heddle::sharded_update: it isn't told the groups of tensors, so not per_group; use "
+                "data_parallel");
   static constexpr bool narrow = !std::is_same_v<Parameter, float>;
 
  public:

@@ -73,6 +73,11 @@ concept has_layer_step = requires(const Rule& r, const update_context& x, float 
 /// no mode may average or share parameters.
 template <class Rule>
 concept has_derived_parameter = requires { requires Rule::derives_parameter; };
+/// Says `groups`: it moves a tensor by the rule of `update_context::group`, which must be below it.
+template <class Rule>
+concept has_groups = requires {
+  { Rule::groups } -> std::convertible_to<std::size_t>;
+};
 /// @}
 
 /// @brief An update rule: one pass over parameter, gradient and state of a tensor.

@@ -14,14 +14,16 @@ inline namespace v0 {
 ///
 ///     hd::data_parallel dp{plan, comm, tensors, hd::per_group{hd::adamw{}, hd::adagrad{}}};   // groups 0 and 1
 ///
-/// It goes wherever a rule goes, into servers and checkpoints too. Rates and decay of a group are scaled by `groups()`.
+/// It goes into every trainer over host tensors, into servers and checkpoints too: checkpoints know which tensor was of
+/// which group, and load where that is the same. It has no element_step(), so not over device tensors; nor into
+/// sharded_update, which isn't told of groups. Rates and decay of a group are scaled by `groups()`.
 ///
 /// State:   as many floats per element, of any group, as the rule that needs most.
 /// Traffic: of each element its own rule's.
 /// Wire:    nothing.
 /// Order:   after the exchange; not with a compressor that corrects momentum.
 /// Sync:    never.
-/// Throws:  argument_error from check() as the rules do; from data_parallel for a tensor whose group has no rule.
+/// Throws:  argument_error from check() as the rules do; from data_parallel and update() for a group without a rule.
 /// @tparam Rules Update rules that go element by element.
 template <class... Rules> struct per_group {
   static_assert(sizeof...(Rules) > 0 && (optimizer<Rules> && ...),
@@ -44,9 +46,11 @@ template <class... Rules> struct per_group {
       if constexpr (requires { rule.check(); }) rule.check();
     });
   }
-  /// One step of n elements of a tensor of group `x.group`.
+  /// One step of n elements of a tensor of group `x.group`. Throws argument_error if it has no rule.
   void update(float* parameter, const float* gradient, float* const* state, std::size_t n,
               const update_context& x) const {
+    if (x.group >= groups)
+      throw argument_error("heddle::per_group: group " + std::to_string(x.group) + " of " + std::to_string(groups));
     each([&](const auto& rule, std::size_t k) {
       if (k == x.group) rule.update(parameter, gradient, state, n, x);
     });

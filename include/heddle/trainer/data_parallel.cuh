@@ -309,7 +309,7 @@ class data_parallel<Strategy, Comm, Optimizer> {
     }
   }
 
-  std::string signature() const { return kind::signature(plan_, rule_); }
+  std::string signature() const { return kind::signature(plan_, rule_, tensors_); }
 
   std::vector<item> items() const {
     std::vector<item> all;

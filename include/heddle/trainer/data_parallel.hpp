@@ -257,7 +257,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   }
 
  private:
-  std::string signature() const { return kind::signature(plan_, rule_); }
+  std::string signature() const { return kind::signature(plan_, rule_, tensors_); }
   detail::counters counters() const {
     return drift_.save({steps_, drift_.clock(), done_.skipped, done_.meetings, 0, 0, 0, {}, scale_, bad_, rate_.last});
   }

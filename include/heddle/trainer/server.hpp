@@ -309,8 +309,7 @@ class data_parallel<Strategy, Comm, Optimizer> {
   }
 
   std::string signature() const {
-    return detail::name_or(plan_.mode, "mode") + ", " + detail::name_or(rule_, "rule") + " with " +
-           std::to_string(slots) + " slots";
+    return detail::name_or(plan_.mode, "mode") + ", " + detail::rule_signature(rule_, slots, tensors_);
   }
   auto visitor() {
     return [this](std::size_t i, auto&& f) {

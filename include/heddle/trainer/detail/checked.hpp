@@ -97,7 +97,7 @@ std::vector<Tensor> checked(std::span<const Tensor> tensors, dtype type, const R
     const Tensor& t = tensors[i];
     if (t.count && (!t.parameter || !t.gradient))
       fail(i, "has count " + std::to_string(t.count) + " and a null pointer");
-    if constexpr (requires { Rule::groups; })
+    if constexpr (has_groups<Rule>)
       if (t.group >= Rule::groups)
         fail(i, "is of group " + std::to_string(t.group) + ", the update rule has " + std::to_string(Rule::groups) +
                     " groups");
@@ -123,6 +123,29 @@ std::vector<Tensor> checked(std::span<const Tensor> tensors, dtype type, const R
     }
   }
   return {tensors.begin(), tensors.end()};
+}
+
+// An update rule in checkpoints: state of one means nothing to another, nor in a tensor of another group.
+template <class Rule> std::string rule_signature(const Rule& rule, std::size_t slots, const auto& tensors) {
+  std::string s = name_or(rule, "rule") + " with " + std::to_string(slots) + " slots";
+  if constexpr (has_groups<Rule>) {
+    s += " for groups";
+    for (const auto& t : tensors) s += ' ' + std::to_string(t.group);
+  }
+  return s;
+}
+
+// Throws argument_error if a mode can't have so many servers, or no worker that may die.
+template <class Mode> void check_servers(const Mode& m, int ranks) {
+  if (m.servers > ranks)
+    throw argument_error("heddle::data_parallel: servers is " + std::to_string(m.servers) + ", allowed is 0 .. " +
+                         std::to_string(ranks) + ", the number of ranks");
+  if constexpr (requires { m.on_death; })
+    if (m.on_death == decltype(m.on_death)::go_on && (m.servers == 0 || m.servers == ranks))
+      throw argument_error(
+          "heddle::data_parallel: on_death is go_on, allowed where some ranks aren't servers: servers "
+          "from 1 on and below " +
+          std::to_string(ranks));
 }
 
 // The same on all ranks that train the same thing in the same way; numbers of the strategy are not compared.

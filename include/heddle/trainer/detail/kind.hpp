@@ -54,10 +54,10 @@ template <class Strategy, class Comm, class Optimizer> struct training_kind {
   }
 
   // What a checkpoint of this kind holds: the same names and slots, or it can't be loaded.
-  static std::string signature(const Strategy& plan, const Optimizer& rule) {
+  static std::string signature(const Strategy& plan, const Optimizer& rule, const auto& tensors) {
     return name_or(plan.mode, "mode") + ", " + name_or(plan.compressor, "compressor") + " with " +
-           std::to_string(exchange_type::slots) + " slots, " + name_or(rule, "rule") + " with " +
-           std::to_string(slots) + " slots, " + name_or(plan.precision, "precision");
+           std::to_string(exchange_type::slots) + " slots, " + rule_signature(rule, slots, tensors) + ", " +
+           name_or(plan.precision, "precision");
   }
 };
 
