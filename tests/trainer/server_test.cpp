@@ -37,6 +37,24 @@ struct lossy_connection {
   }
 };
 
+// Rank 2 dies in its fourth push, between servers 0 and 1.
+struct dying_connection {
+  struct dying_messenger : lossy_connection::bad_messenger {
+    using lossy_connection::bad_messenger::bad_messenger;
+    bool try_send(hd::address to, std::uint32_t tag, std::uint64_t id, hd::payload&& body) {
+      if (rank() == 2 && to.rank == 1 && tag == static_cast<std::uint32_t>(hd::detail::row_tag::push) && ++pushes_ >= 4)
+        throw std::runtime_error("rank 2");
+      return lossy_connection::bad_messenger::try_send(to, tag, id, std::move(body));
+    }
+
+   private:
+    std::atomic<int> pushes_{0};
+  };
+  template <class Comm> std::unique_ptr<dying_messenger> open(Comm& comm) const {
+    return std::make_unique<dying_messenger>(hd::threads::connection{}.open(comm), hd::losses{});
+  }
+};
+
 // Messengers over links of 20 MB/s, which keep order and lose some messages of rank 1, and the answers to them, once.
 struct slow_connection {
   struct road {
@@ -569,6 +587,48 @@ TEST_CASE("where the mode says so, ranks go on without one that leaves, and what
   CHECK(distance(w, v) < 1e-5);
 }
 
+TEST_CASE("what a rank pushed to one server before it died counts there alone, and others go on") {
+  std::vector<std::vector<float>> out(3);
+  std::atomic<bool> dead{false};
+  try {
+    on_threads(3, [&](auto& comm) {
+      quadratic m;
+      const auto plan = hd::strategy{
+          .mode = hd::async_ps<dying_connection>{.servers = 2, .staleness = 0, .on_death = hd::worker_death::go_on}};
+      {
+        hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{}};
+        for (std::size_t s = 0; s < 10; ++s) train_step(dp, m, first_sample(s, comm.rank(), 3, 2), 2, 0.05f);
+        dp.join();
+      }
+      out[static_cast<std::size_t>(comm.rank())] = m.w;
+    });
+  } catch (const std::runtime_error& e) {
+    dead = std::string(e.what()) == "rank 2";
+  }
+  CHECK(dead);
+  REQUIRE(out[0].size() == quadratic::count);
+  CHECK(out[0] == out[1]);
+  // Elements move on their own: three or four steps of three ranks, then means of two.
+  std::vector<double> v[2] = {std::vector<double>(quadratic::count, 0.5), std::vector<double>(quadratic::count, 0.5)};
+  for (std::size_t k = 0; k < 2; ++k) {
+    for (std::size_t s = 0; s < 10; ++s) {
+      const int ranks = s < 3 + k ? 3 : 2;
+      std::vector<double> g(quadratic::count, 0.0), part(g.size());
+      for (int r = 0; r < ranks; ++r) {
+        quadratic::gradient(v[k].data(), part.data(), first_sample(s, r, 3, 2), 2);
+        for (std::size_t i = 0; i < g.size(); ++i) g[i] += part[i] / ranks;
+      }
+      for (std::size_t i = 0; i < g.size(); ++i) v[k][i] -= static_cast<double>(0.05f) * g[i];
+    }
+  }
+  std::size_t of[2] = {0, 0};
+  for (std::size_t i = 0; i < quadratic::count; ++i)
+    for (std::size_t k = 0; k < 2; ++k) of[k] += std::fabs(static_cast<double>(out[0][i]) - v[k][i]) < 1e-5;
+  CHECK(of[0] + of[1] >= quadratic::count);
+  CHECK(of[0] > 0);
+  CHECK(of[1] > 0);
+}
+
 TEST_CASE("compensation and merged pushes are their definitions") {
   // One element; a barrier makes the order: both ranks read w = 1, then rank 0 pushes 2, then rank 1 pushes 4.
   const auto run = [](const auto& mode) {
@@ -818,6 +878,8 @@ TEST_CASE("server modes refuse numbers outside their range") {
   refused(hd::async_ps{.staleness = 0, .background = true});
   refused(hd::async_ps{.compensation = 1.0f, .background = true});
   refused(hd::async_ps{.on_death = hd::worker_death::wait});
+  refused(hd::async_ps{.on_death = hd::worker_death::go_on});  // all ranks serve
+  refused(hd::async_ps{.servers = 1, .on_death = hd::worker_death::go_on});
   refused(hd::async_geo_sgd{.period = 0});
   hd::data_parallel dp{together, comm, m.tensors(), hd::sgd{}};
   CHECK_THROWS_AS(dp.ready(5), hd::argument_error);

@@ -46,7 +46,9 @@ template <class Connection = threads::connection> struct async_ps {
   /// step() takes the answer to the push before, and doesn't wait for that of its own: parameters travel while the next
   /// gradient is computed, and are one step older. Not with staleness 0, nor with compensation.
   bool background = false;
-  /// What happens when a rank that isn't a server dies, or leaves without join(): others report it, or go on.
+  /// What happens when a rank that isn't a server dies, or leaves without join(): others report it, or go on, which
+  /// needs ranks that aren't servers. Each server counts what has been pushed to it as a whole, so the last gradient of
+  /// one that dies inside step() may have moved the parameters of some servers and not those of others.
   worker_death on_death = worker_death::report;
 
   static constexpr average averages = average::server;  ///< What ranks send is not their own average.

@@ -302,9 +302,7 @@ class data_parallel<Strategy, Comm, Optimizer> {
     plan.check();
     detail::check_part(plan.mode);
     detail::check_part(rule);
-    if (plan.mode.servers > ranks)
-      throw argument_error("heddle::data_parallel: servers is " + std::to_string(plan.mode.servers) +
-                           ", allowed is 0 .. " + std::to_string(ranks) + ", the number of ranks");
+    detail::check_servers(plan.mode, ranks);
     return plan;
   }
 
