@@ -747,6 +747,15 @@ TEST_CASE("a row that few have touched travels when it was touched often enough,
   }
 }
 
+TEST_CASE("a server keeps who changed which row only where moves travel as float16") {
+  const hd::detail::row_map map({{40, 2}}, 1);
+  const auto bytes = [&](const hd::detail::row_server_settings& s) {
+    return hd::detail::row_server<hd::detail::no_rule, hd::host_resource>({}, {}, map, 0, 2, 1, s).bytes();
+  };
+  CHECK(bytes({.moves = true, .half = true}) == bytes({.moves = true}) + 20 * 12);
+  CHECK(bytes({.moves = true}) == 40 * sizeof(float) + 20 * sizeof(std::uint64_t));
+}
+
 TEST_CASE("replicas that exchange float16 are equal after join, and hold what float16 can't") {
   std::vector<std::vector<float>> out(3);
   on_threads(3, [&](auto& comm) {

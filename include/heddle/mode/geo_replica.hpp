@@ -89,7 +89,8 @@ template <class Messenger, class Memory = host_resource> class geo_replica {
       server = std::make_unique<server_type>(
           detail::no_rule{}, memory, map_, comm.rank(), comm.size(), rows_.size(),
           detail::row_server_settings{.staleness = options_.synchronous ? 0 : detail::row_server_settings::unbounded,
-                                      .moves = true});
+                                      .moves = true,
+                                      .half = options_.half});
       server->assign([&](std::size_t t) { return rows_[t].values; }, 0);
       server_bytes_ = server->bytes();
     }

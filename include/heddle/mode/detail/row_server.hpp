@@ -23,6 +23,7 @@ struct row_server_settings {
   std::uint32_t merge = 1;
   float compensation = 0.0f;
   bool moves = false;  // pushes are added to the parameters; no rule
+  bool half = false;   // they travel as float16
   // Workers from this rank on may leave or die without ending the others' training.
   int dispensable = (std::numeric_limits<int>::max)();
 };
@@ -51,7 +52,7 @@ template <class Rule, class Memory> class row_server {
         sent_(memory, s.compensation > 0.0f ? values_.size() * static_cast<std::size_t>(workers) : 0),
         update_(rule, memory, values_.size(), tensors),
         changed_(rows_, 0),
-        by_(s.moves ? rows_ : 0, -1),
+        by_(s.half ? rows_ : 0, -1),
         before_(by_.size(), 0),
         clients_(static_cast<std::size_t>(workers)),
         contexts_(tensors, {.lr = 1.0f}) {
@@ -383,7 +384,7 @@ template <class Rule, class Memory> class row_server {
   piecewise<Rule, Rule::slots, Memory> update_;
   std::vector<piece> pieces_;
   std::vector<std::uint64_t> changed_;  // of each row: the clock when it changed last
-  std::vector<int> by_;                 // with moves: who changed it last, -1: several
+  std::vector<int> by_;                 // with moves as float16: who changed it last, -1: several
   std::vector<std::uint64_t> before_;   // and when somebody else did last
   std::uint64_t clock_ = 0;
   std::vector<client> clients_;
