@@ -359,7 +359,8 @@ class data_parallel<Strategy, Comm, Optimizer> {
     for (int k = 0; k < servers_; ++k) {
       detail::ready_rows& rows = links_[static_cast<std::size_t>(k)].rows;
       rows.add(i);
-      if (rows.elements() * sizeof(float) >= part_bytes()) post(k, detail::row_tag::part, {}, take_ready(k));
+      if (rows.elements() && rows.elements() * sizeof(float) >= part_bytes())
+        post(k, detail::row_tag::part, {}, take_ready(k));
     }
   }
   detail::row_writer take_ready(int k) {

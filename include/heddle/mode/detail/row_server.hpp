@@ -268,17 +268,24 @@ template <class Rule, class Memory> class row_server {
       lr = c.head.lr;
     }
     if (!skip) {
-      for (;;) {
-        const row_reader* next = nullptr;
-        for (const row_reader& r : from)
-          if (!r.done() && (!next || r.row().number < next->row().number)) next = &r;
-        if (!next) break;
-        const row_map::row row = next->row();
-        bool begun = false;
-        for (std::size_t i = 0; i < from.size(); ++i) {
-          if (from[i].done() || from[i].row().number != row.number) continue;
+      // Readers by their next rows, the first on top; of one row in the order of ranks.
+      std::vector<std::pair<std::size_t, std::size_t>> heap;
+      const auto later = [](const auto& a, const auto& b) { return a > b; };
+      const auto push = [&](std::size_t i) {
+        if (from[i].done()) return;
+        heap.emplace_back(from[i].row().number, i);
+        std::push_heap(heap.begin(), heap.end(), later);
+      };
+      for (std::size_t i = 0; i < from.size(); ++i) push(i);
+      while (!heap.empty()) {
+        const row_map::row row = from[heap.front().second].row();
+        for (bool begun = false; !heap.empty() && heap.front().first == row.number;) {
+          const std::size_t i = heap.front().second;
+          std::pop_heap(heap.begin(), heap.end(), later);
+          heap.pop_back();
           collect(row, from[i].values(), *whose[i], whose[i]->head.samples / most, std::exchange(begun, true));
           from[i].next();
+          push(i);
         }
         settings_.moves ? move(row) : update(row, 1.0 / sum, lr);
         note(row, -1);
