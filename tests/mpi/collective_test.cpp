@@ -136,6 +136,144 @@ TEST_CASE("all_reduce over mpi: hierarchical") { check_topology("hierarchical", 
 TEST_CASE("all_reduce over mpi: direct") { check_topology("direct", hd::direct{}); }
 TEST_CASE("all_reduce over mpi: in pieces") { check_topology("ring in pieces", hd::ring{}, 1000); }
 
+TEST_CASE("all_reduce over mpi: messages that are reduced in parts") {
+  hd::mpi::options o = settings();
+  o.piece = 36000;
+  on_ranks(world_size(), o, [](auto& comm) {
+    for (const auto& [name, t] : {std::pair{"ring", late(hd::ring{})}, std::pair{"direct", late(hd::direct{})},
+                                  std::pair{"halving_doubling", late(hd::halving_doubling{})},
+                                  std::pair{"pipelined", late(hd::pipelined<hd::ring>{{}, 3, 1})}}) {
+      // 27000 per message of three pipelined parts, two of which come from one rank in a round: three pieces and more.
+      const auto p = static_cast<std::size_t>(comm.size());
+      for (const std::size_t n : {9000 * p, 81000 * p, std::size_t{100003}}) {
+        check<float>(comm, name, t, n, hd::sum{});
+        check<double>(comm, name, t, n, hd::mean{});
+        check<hd::float16>(comm, name, t, n, hd::mean{});
+      }
+    }
+  });
+  // As long as they are without that setting.
+  on_ranks([](auto& comm) {
+    check<float>(comm, "ring", late(hd::ring{}), 500000 * static_cast<std::size_t>(comm.size()) + 1, hd::mean{});
+    check<float>(comm, "halving_doubling", late(hd::halving_doubling{}), 1000000, hd::sum{});
+  });
+}
+
+namespace {
+struct sum_until {  // throws when it has been called so often
+  long* left;
+  float operator()(float a, float b) const {
+    if (--*left == 0) throw std::runtime_error("no more sums");
+    return a + b;
+  }
+};
+}  // namespace
+
+TEST_CASE("a plan serves again after an operation has thrown between parts") {
+  const int p = world_size();
+  if (p == 1) return;
+  const std::size_t n = 27000 * static_cast<std::size_t>(p);
+  hd::all_reduce_plan<hd::ring> plan(hd::ring{}, world_rank(), p, n);
+  long left = world_rank() == p - 1 ? 10000 : -1;  // in the second of three parts
+  const sum_until op{&left};
+  const hd::leaf l = hd::leaf_of<float>(op);
+  std::vector<float> data(n, 1.0f);
+  hd::mpi::options o = settings();
+  o.piece = 36000;
+  const ended e = outcome(p, o, [&](auto& comm) { plan(comm, data.data(), l); });
+  CHECK(has(e.text, "no more sums"));
+  CHECK(e.other == (world_rank() == p - 1));
+  on_ranks([&](auto& comm) {  // there messages are reduced whole
+    for (std::size_t i = 0; i < n; ++i) data[i] = static_cast<float>(i % 997 + static_cast<std::size_t>(comm.rank()));
+    plan(comm, data.data(), l);
+  });
+  bool right = true;
+  for (std::size_t i = 0; i < n; ++i)
+    right &= data[i] ==
+             static_cast<float>((i % 997) * static_cast<std::size_t>(p) + static_cast<std::size_t>(p * (p - 1) / 2));
+  CHECK(right);
+}
+
+namespace {
+struct received {
+  int round, peer;
+  std::size_t bytes;
+  bool operator==(const received&) const = default;
+};
+
+// Writes down what a call says that it will receive, and what it receives.
+template <class Comm> class awaiting : public hd::detail::wrapper<Comm> {
+ public:
+  awaiting(Comm inner, std::size_t above) : hd::detail::wrapper<Comm>(std::move(inner)), above_(above) {}
+  awaiting duplicate() { return {this->inner_.duplicate(), above_}; }
+  template <class Apply>
+  void exchange(hd::header h, std::span<const hd::outgoing> out, std::span<const hd::incoming> in, Apply&& apply) {
+    if constexpr (hd::takes_parts<std::remove_cvref_t<Apply>>) {
+      if (std::exchange(first_, false)) {
+        apply.expects(above_, [&](std::uint8_t r, const hd::incoming& m) { said.push_back({r, m.peer, m.bytes}); });
+      }
+    }
+    for (const hd::incoming& m : in) {
+      if (m.bytes > above_) came.push_back({h.round, m.peer, m.bytes});
+    }
+    this->inner_.exchange(h, out, in, std::forward<Apply>(apply));
+  }
+  std::vector<received> said, came;
+
+ private:
+  std::size_t above_;
+  bool first_ = true;
+};
+}  // namespace
+
+TEST_CASE("a schedule says at its beginning what it receives") {
+  on_ranks([](auto& comm) {
+    std::vector<float> data(10007);
+    for (const auto& t : {late(hd::ring{}), late(hd::halving_doubling{}), late(hd::direct{})}) {
+      for (const std::size_t above : {std::size_t{0}, std::size_t{4000}, std::size_t{1} << 20}) {
+        awaiting<hd::mpi::communicator> all(comm, above);
+        hd::all_reduce(all, t, std::span(data));
+        CHECK(all.said == all.came);
+        CHECK(all.said.empty() == (comm.size() == 1 || above > 4000));
+      }
+    }
+  });
+}
+
+namespace {
+struct eleven {  // no message of whole elements is as long as a part
+  unsigned char bytes[11];
+};
+struct add_eleven {
+  eleven operator()(eleven a, const eleven& b) const {
+    for (int i = 0; i < 11; ++i) a.bytes[i] = static_cast<unsigned char>(a.bytes[i] + b.bytes[i]);
+    return a;
+  }
+};
+}  // namespace
+
+TEST_CASE("elements that no part holds a whole number of are reduced whole") {
+  hd::mpi::options o = settings();
+  o.piece = 36000;
+  on_ranks(world_size(), o, [](auto& comm) {
+    std::vector<eleven> mine(30000);
+    const auto byte = [](std::size_t i, int k, int rank) { return static_cast<unsigned char>(i * 7 + k * 3 + rank); };
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      for (int k = 0; k < 11; ++k) mine[i].bytes[k] = byte(i, k, comm.rank());
+    }
+    hd::all_reduce(comm, hd::ring{}, std::span(mine), add_eleven{});
+    bool right = true;
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      for (int k = 0; k < 11; ++k) {
+        unsigned sum = 0;
+        for (int r = 0; r < comm.size(); ++r) sum += byte(i, k, r);
+        right &= mine[i].bytes[k] == static_cast<unsigned char>(sum);
+      }
+    }
+    CHECK(right);
+  });
+}
+
 TEST_CASE("all_reduce over mpi: trees, leaders and pipelines") {
   on_ranks([](auto& comm) {
     const auto few = [&](const char* name, const auto& t) {

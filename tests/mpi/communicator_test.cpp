@@ -91,6 +91,24 @@ TEST_CASE("pieces must be cut alike") {
   }
   if (world_size() == 1) return;
   CHECK_THROWS_AS(hd::mpi::communicator(MPI_COMM_WORLD, in_pieces(world_rank() == 0 ? 10 : 11)), hd::argument_error);
+  hd::mpi::options o = settings();
+  if (world_rank() == 0) o.time = hd::mpi::time_source::simulator;
+  CHECK_THROWS_AS(hd::mpi::communicator(MPI_COMM_WORLD, o), hd::argument_error);
+}
+
+TEST_CASE("a call is one, however many rounds it has") {
+  if (world_size() == 1) return;
+  on_ranks(2, settings(10s), [](auto& comm) {
+    hd::header h = hd::begin_call(comm, {.count = 1});
+    const auto nothing = [](std::span<const hd::arrival>) {};
+    for (const int round : {10, 255, 256, 300}) {  // rank 0 is idle where numbers begin again
+      h.round = static_cast<std::uint8_t>(round);
+      if (round % 10 == 0)
+        CHECK(shift(comm, 100000, h) == filled<int>(100000, 1 - comm.rank()));
+      else if (comm.rank() == 1)
+        comm.exchange(h, {}, {}, nothing);
+    }
+  });
 }
 
 TEST_CASE("ranks in other calls are named on both sides") {
@@ -193,6 +211,126 @@ TEST_CASE("a rank may throw inside a call while its buffers are on the way") {
           MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &found, MPI_STATUS_IGNORE);
         }
         CHECK(shared == after);
+      }
+    }
+  }
+}
+
+namespace {
+// Takes messages in parts of whole words, checks them, and throws where it is told to.
+struct in_parts {
+  std::size_t words = 0, throws_at = 0;
+  int* parts = nullptr;
+  std::size_t* taken = nullptr;
+  bool* right = nullptr;
+  const std::vector<int>* from = nullptr;  // rank of each arrival
+
+  void operator()(std::span<const hd::arrival> got) const { part(got, 0, words * 4); }
+  bool takes(std::size_t bytes) const { return bytes % 4 == 0; }
+  void part(std::span<const hd::arrival> got, std::size_t offset, std::size_t bytes) const {
+    if (++*parts == static_cast<int>(throws_at)) throw boom("in a part");
+    *right &= offset == *taken && offset + bytes <= words * 4 && got.size() == from->size();
+    for (std::size_t k = 0; k < got.size(); ++k) {
+      const int* const x = static_cast<const int*>(got[k].data);
+      for (std::size_t i = 0; i < bytes / 4; ++i)
+        *right &= x[i] == static_cast<int>((offset / 4 + i) % 1000) + (*from)[k] * 7;
+    }
+    *taken = offset + bytes;
+  }
+  template <class Function> void expects(std::size_t, Function&&) const {}
+};
+
+// Receives a word in round 0, and says that a long message follows in round 1. Doesn't come back before its sender has
+// told, beside the communicator, that it has begun to send it.
+struct long_one_follows {
+  std::size_t bytes;
+  bool* told;
+
+  void operator()(std::span<const hd::arrival>) const {
+    const auto begin = std::chrono::steady_clock::now();
+    int found = 0;
+    while (!found && std::chrono::steady_clock::now() - begin < 10s) {
+      MPI_Iprobe(1, 1, MPI_COMM_WORLD, &found, MPI_STATUS_IGNORE);
+    }
+    *told = found;
+  }
+  bool takes(std::size_t) const { return false; }
+  void part(std::span<const hd::arrival>, std::size_t, std::size_t) const {}
+  template <class Function> void expects(std::size_t, Function&& f) const {
+    f(std::uint8_t{1}, hd::incoming{1, nullptr, bytes});
+  }
+};
+}  // namespace
+
+TEST_CASE("what is received in a later round is sent before its receiver is there") {
+  if (world_size() == 1) return;
+  bool told = world_rank() != 0;
+  on_ranks(2, settings(), [&](auto& comm) {
+    hd::header h = hd::begin_call(comm, {.count = 1});
+    const int peer = 1 - comm.rank();
+    int word = 7;
+    std::vector<int> data = filled<int>(100000, comm.rank()), theirs(data.size());
+    const hd::outgoing out{peer, &word, 4, 1}, long_out{peer, data.data(), data.size() * 4, 1, true};
+    const hd::incoming in{peer, &word, 4}, long_in{peer, theirs.data(), data.size() * 4};
+    const auto nothing = [](std::span<const hd::arrival>) {};
+    if (comm.rank() == 0) {
+      comm.exchange(h, {}, std::span(&in, 1), long_one_follows{long_in.bytes, &told});
+      if (told) MPI_Recv(&word, 1, MPI_INT, 1, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+      h.round = 1;
+      comm.exchange(h, {}, std::span(&long_in, 1), nothing);
+      CHECK(theirs == filled<int>(theirs.size(), 1));
+      h.round = 2;
+      comm.exchange(h, std::span(&out, 1), {}, nothing);
+      if (!told) MPI_Recv(&word, 1, MPI_INT, 1, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    } else {
+      comm.exchange(h, std::span(&out, 1), {}, nothing);
+      h.round = 1;
+      comm.exchange(h, std::span(&long_out, 1), {}, nothing);
+      MPI_Send(&word, 1, MPI_INT, 0, 1, MPI_COMM_WORLD);
+      h.round = 2;
+      comm.exchange(h, {}, std::span(&in, 1), nothing);
+    }
+  });
+  CHECK(told);
+}
+
+TEST_CASE("a message is handed over in parts, and a rank may throw between them") {
+  const int p = world_size();
+  if (p == 1) return;
+  const std::size_t words = 50000;
+  for (const std::size_t piece : {std::size_t{1} << 30, std::size_t{36000}}) {
+    for (std::size_t at = 0; at < 8; ++at) {  // part 6 is the last one of the first round
+      if (piece != 36000 && at > 1) continue;
+      int parts = 0;
+      bool right = true;
+      const int guilty = static_cast<int>(at) % p;
+      const ended e = outcome(p, in_pieces(piece), [&](auto& comm) {
+        std::vector<int> mine = filled<int>(words, comm.rank()), from;  // goes away with the exception
+        for (std::uint8_t round = 0; round < 3; ++round) {
+          std::vector<hd::outgoing> out;
+          std::vector<hd::incoming> in;
+          from.clear();
+          for (int step = 1; step < p; ++step) {
+            out.push_back({(comm.rank() + step) % p, mine.data(), words * 4, 1, round < 2});
+            in.push_back({(comm.rank() + step) % p, nullptr, words * 4});
+            from.push_back(in.back().peer);
+          }
+          std::size_t taken = 0;
+          const std::size_t throws_at = comm.rank() == guilty ? at : 0;
+          comm.exchange({.round = round}, out, in, in_parts{words, throws_at, &parts, &taken, &right, &from});
+          right &= taken == words * 4;
+        }
+      });
+      INFO("rank " << guilty << " throws at part " << at << " of pieces of " << piece << ": " << e.text);
+      CHECK(right);
+      if (at == 0) {
+        CHECK(e.text == "");
+        CHECK(parts == (piece == 36000 ? 18 : 3));
+      } else if (world_rank() == guilty) {
+        CHECK(e.other);
+      } else {
+        CHECK(e.error);
+        CHECK(has(e.text, "in a part"));
       }
     }
   }

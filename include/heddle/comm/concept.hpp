@@ -198,6 +198,21 @@ concept stream_ordered = requires(C& c, void* to, const void* from, std::size_t 
   c.copy(to, from, n);
 };
 
+/// @brief Whether an `apply` of `exchange` would rather have messages in parts, which a communicator may give it while
+/// the rest is on its way. Then, instead of one call with the arrivals, it makes `part(arrivals, offset, n)` for
+/// consecutive bytes [offset, offset + n) of all messages, which must be equally long, and not received `into` a place;
+/// `arrival::data` are those bytes. `takes(n)` says whether parts of n bytes will do, and the last one shorter.
+/// `expects(n, f)` calls f(round, incoming) for what the same call receives from this round on, if it is longer than n
+/// bytes; a communicator asks in a call's first round.
+/// A wrapper that changes peers or messages passes a function of its own on, which is none of that.
+template <class Apply>
+concept takes_parts = requires(Apply& a, const Apply& c, std::span<const arrival> got, std::size_t n,
+                               void (*f)(std::uint8_t, const incoming&)) {
+  { c.takes(n) } -> std::same_as<bool>;
+  a.part(got, n, n);
+  c.expects(n, f);
+};
+
 /// @brief Whether the communicator has an all-reduce of its own (`native{}` calls it).
 template <class C>
 concept has_native_all_reduce = requires(C& c, header h, const void* in, void* out, std::size_t n, const leaf& l) {

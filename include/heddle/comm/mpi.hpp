@@ -13,16 +13,19 @@ namespace mpi {
 ///
 /// A message of up to 32 KiB travels behind its header. For longer ones the receiver first says, once per peer and
 /// collective call, that it is in the call; then they go straight from the caller's memory to where they are wanted. A
-/// call ends when all that was begun has arrived. When it fails on one rank, all say how much they have begun; that
-/// still arrives, and other receives are withdrawn: nothing is read or written after the call has thrown. If a peer
-/// doesn't do its part within another deadline (its process is stopped), MPI_Abort ends the job.
+/// schedule's receivers say so to all senders when the call begins. Messages above 576 KiB are cut into some of about
+/// 384 KiB, 64 at most; what is reduced is received and reduced one by one, where all messages of a round are equally
+/// long and of different peers. A call ends when all that was begun has arrived. When it fails on one rank, all say how
+/// much they have begun; that still arrives, and other receives are withdrawn: nothing is read or written after the
+/// call has thrown. If a peer doesn't do its part within another deadline (its process is stopped), MPI_Abort ends the
+/// job.
 ///
 /// Waiting is polling by the calling thread, with yields and then short sleeps; there is no progress thread, since no
 /// transfer is pending outside a call, and data_parallel calls from a thread of its own, or from the program's
 /// (`options::progress`).
 /// Wire:   the payload and 24 bytes per message; 24 bytes more per call from each receiver of long ones.
-/// State:  the received bytes of one round that are only lent to `apply`; addresses for 32 KiB per message, of which a
-/// short one touches a few.
+/// State:  the received bytes of one round that are only lent to `apply`, or two parts of each of its messages;
+/// addresses for 32 KiB per message, of which a short one touches a few.
 /// Sync:   every member but the getters blocks until its part is done; the constructor, as MPI_Comm_dup, without a
 /// deadline. The destructor of the last copy waits up to a second for the other ranks; if they don't come, or somebody
 /// has failed, the MPI communicator stays until MPI_Finalize.
@@ -31,8 +34,8 @@ class communicator : private detail::natives {
  public:
   /// @brief Works on a duplicate of `user`, with its error handler set to MPI_ERRORS_RETURN. Collective.
   /// @param user An intra-communicator; not used any more afterwards. @param o Settings.
-  /// Throws: argument_error if MPI isn't running, `user` isn't an intra-communicator, or `piece` is out of range or
-  /// differs between ranks; thread_level_error.
+  /// Throws: argument_error if MPI isn't running, `user` isn't an intra-communicator, `piece` is out of range, or it or
+  /// whether `time` is a simulator's differs between ranks; thread_level_error.
   explicit communicator(MPI_Comm user, const options& o = {})
       : communicator(std::make_shared<detail::session>(user, o, false)) {}
 
@@ -40,6 +43,8 @@ class communicator : private detail::natives {
   using rounds::size;
   /// Number of the next call.
   std::uint16_t next_sequence() noexcept { return channel_->sequence++; }
+  /// A collective call begins: rounds that come with its header are of one call, however they are numbered.
+  void begin(const header& h) noexcept { channel_->begin(h); }
   /// Who makes messages move while the program computes, as in the settings.
   heddle::progress progress() const noexcept { return session_->settings().progress; }
   /// Name of the machine that this rank runs on, as MPI knows it.

@@ -48,7 +48,8 @@ template <class Comm> class rank_group : public detail::wrapper<Comm> {
     in_.assign(in.begin(), in.end());
     for (outgoing& m : out_) m.peer = member(m.peer);
     for (incoming& m : in_) m.peer = member(m.peer);
-    inner_.exchange(h, out_, in_, std::forward<Apply>(apply));
+    // Nothing but a function: what `apply` says of peers (takes_parts) are ranks of the group.
+    inner_.exchange(h, out_, in_, [&](std::span<const arrival> got) { apply(got); });
   }
 
  private:

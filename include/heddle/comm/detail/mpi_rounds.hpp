@@ -1,25 +1,16 @@
 // SPDX-FileCopyrightText: The Heddle authors
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <heddle/comm/detail/mpi_session.hpp>
-
-#include <memory>
-#include <span>
-#include <utility>
+#include <heddle/comm/detail/mpi_pending.hpp>
 
 namespace heddle {
 inline namespace v0 {
 namespace mpi {
 namespace detail {
 
-// The rounds of one communicator: what is posted, what has come, and how to leave a round that fails.
-class rounds {
+// The rounds of one communicator: what is posted, and what has come.
+class rounds : public pending {
  public:
-  /// This rank, 0 .. size() - 1.
-  int rank() const noexcept { return session_->rank(); }
-  /// Number of ranks.
-  int size() const noexcept { return session_->size(); }
-
   // One round; see the communicator concept.
   template <class Apply>
   void run(const header& h, std::span<const outgoing> out, std::span<const incoming> in, Apply&& apply) {
@@ -29,11 +20,29 @@ class rounds {
     try {
       keep_what_stays();
       if (session_->look(session_->now())) throw_failure(h);
-      channel_->enter(h);
-      post(h, out, in);
+      const bool begins = channel_->enter(h);
+      std::size_t part = 0;
+      std::vector<announcement> early;
+      if constexpr (takes_parts<std::remove_cvref_t<Apply>>) {
+        part = part_of(in, apply);
+        // Not in a simulator, whose prices are of one question for each peer.
+        if (begins && !session_->simulated()) {
+          apply.expects(limit(), [&](std::uint8_t round, const incoming& m) {
+            require_peer(m.peer);
+            if (!std::exchange(channel_->in_call(m.peer).called, true)) early.push_back({round, m.peer, m.bytes});
+          });
+        }
+      }
+      post(h, out, in, part, early);
       // Not before the peers have this rank's part under way, too: it can't begin during `apply`.
-      wait(h, out, in, [this] { return arriving_ == 0 && uncalled_ == 0 && staying_ == 0; });
-      std::forward<Apply>(apply)(std::span<const arrival>(arrivals_));
+      const auto others_can_go_on = [this] { return uncalled_ == 0 && staying_ == 0; };
+      if constexpr (takes_parts<std::remove_cvref_t<Apply>>) {
+        if (part) take_parts(h, out, in, part, apply, others_can_go_on);
+      }
+      if (!part) {
+        wait(h, out, in, [&] { return arriving_ == 0 && others_can_go_on(); });
+        std::forward<Apply>(apply)(std::span<const arrival>(arrivals_));
+      }
       wait(h, out, in, [this] { return active_ == 0; });
       channel_->inside = false;
     } catch (const std::exception& e) {
@@ -46,54 +55,59 @@ class rounds {
   }
 
  protected:
-  rounds(std::shared_ptr<session> s, int number, MPI_Comm own)
-      : session_(std::move(s)), channel_(std::make_shared<channel>(number, session_->size(), own)) {}
-
-  // Marks the failure. A thread that is in an exchange hears of it there; one that begins later sees it.
-  void fail(const std::string& text) {
-    session_->fail(rank(), text);
-    if (!channel_->inside) say_last_word();
-  }
-
-  // After a failure: tells everybody how many payloads to it this rank has begun; it begins no more.
-  void say_last_word() {
-    if (channel_->told.exchange(true)) return;
-    session_->tell(tag_of(last_tag), [this](int peer) {
-      std::string word(sizeof(std::uint64_t), '\0');
-      std::memcpy(word.data(), &with(peer).sent, word.size());
-      return word;
-    });
-  }
-
-  [[noreturn]] void throw_failure(const header& h) const {
-    throw comm_error(heddle::name_of(h.kind), rank(), session_->failed(), session_->failure());
-  }
-
-  std::shared_ptr<session> session_;
-  std::shared_ptr<channel> channel_;
+  using pending::pending;
 
  private:
-  static constexpr std::size_t line_bytes = sizeof(line), carried = 32768, none = ~std::size_t{0};
-
-  // A message to receive or send. In the memory of the round are its head, the receiver's call, if it is the first long
-  // one of a peer, and the bytes that `apply` shall only see.
-  struct progress {
-    std::size_t head = 0, call = none, lent = 0, missing = 1;
-    bool known = false, started = false;  // its head has come; it is being sent
+  struct announcement {  // of the first long message of a peer in a call, before its round
+    std::uint8_t round;
+    int peer;
+    std::size_t bytes;
   };
-  enum tag : int { head_tag, call_tag, payload_tag, last_tag };
 
-  int tag_of(tag t) const noexcept { return 4 * channel_->number + t; }
-  std::byte* at(std::size_t first) noexcept { return memory_[first].bytes; }
-  std::size_t limit() const noexcept { return (std::min)(carried, session_->piece()); }
-  static std::size_t lines(std::size_t bytes) noexcept { return (bytes + line_bytes - 1) / line_bytes; }
-  static void grow(std::vector<line>& v, std::size_t n) {
-    if (v.size() >= n) return;
-    v.clear();  // or it would be copied
-    v.resize(n);
+  // How many bytes of each message are received and reduced at a time; 0 if `apply` shall have them whole. Two messages
+  // of one peer come one after the other, with all their parts, so none of the second is there beside the first.
+  template <class Apply> std::size_t part_of(std::span<const incoming> in, const Apply& apply) const {
+    if (in.empty() || in[0].bytes <= limit()) return 0;
+    for (std::size_t i = 0; i < in.size(); ++i) {
+      if (in[i].into || in[i].bytes != in[0].bytes) return 0;
+      for (std::size_t k = 0; k < i; ++k) {
+        if (in[k].peer == in[i].peer) return 0;
+      }
+    }
+    const std::size_t n = piece_of(in[0].bytes);
+    return n < in[0].bytes && apply.takes(n) ? n : 0;
   }
 
-  partner& with(int peer) noexcept { return channel_->partners[static_cast<std::size_t>(peer)]; }
+  // A part of every message is reduced while the next one comes.
+  template <class Apply, class Ready>
+  void take_parts(const header& h, std::span<const outgoing> out, std::span<const incoming> in, std::size_t part,
+                  Apply& apply, Ready&& ready) {
+    const std::size_t bytes = in[0].bytes;
+    std::uint8_t half = 0;
+    for (std::size_t o = 0; o < bytes; o += part, half ^= 1) {
+      wait(h, out, in, [&] {
+        return ready() && std::all_of(incoming_.begin(), incoming_.end(),
+                                      [&](const progress& x) { return x.known && x.came[half]; });
+      });
+      for (std::size_t i = 0; i < in.size(); ++i) {
+        incoming_[i].came[half] = false;
+        arrivals_[i].data = half_of(i, part, half);
+      }
+      apply.part(std::span<const arrival>(arrivals_), o, (std::min)(part, bytes - o));
+      auto held = session_->enter();
+      for (std::size_t i = 0; i < in.size(); ++i) receive_part(h, i, in[i], o + 2 * part, part, half);
+    }
+  }
+
+  std::byte* half_of(std::size_t i, std::size_t part, std::uint8_t half) noexcept {
+    return lent_[incoming_[i].lent + half * lines(part)].bytes;
+  }
+  void receive_part(const header& h, std::size_t i, const incoming& m, std::size_t offset, std::size_t part,
+                    std::uint8_t half) {
+    if (offset >= m.bytes) return;
+    receive(h, half_of(i, part, half), (std::min)(part, m.bytes - offset), payload_tag,
+            {role::payload_in, i, m.peer, false, half});
+  }
 
   // Keeps the requests of the round before that haven't ended, and memory that they may be in.
   void keep_what_stays() {
@@ -110,7 +124,8 @@ class rounds {
     if (kept) memory_.swap(memory_before_);
   }
 
-  void post(const header& h, std::span<const outgoing> out, std::span<const incoming> in) {
+  void post(const header& h, std::span<const outgoing> out, std::span<const incoming> in, std::size_t part,
+            std::span<const announcement> early) {
     incoming_.assign(in.size(), {});
     outgoing_.assign(out.size(), {});
     arrivals_.assign(in.size(), {nullptr, 1});
@@ -123,7 +138,7 @@ class rounds {
       progress& x = incoming_[i];
       x.head = take(line_bytes + limit());
       if (in[i].bytes <= limit()) continue;
-      if (!in[i].into) x.lent = std::exchange(lent, lent + lines(in[i].bytes));
+      if (!in[i].into) x.lent = std::exchange(lent, lent + (part ? 2 * lines(part) : lines(in[i].bytes)));
       if (!std::exchange(channel_->in_call(in[i].peer).called, true)) x.call = take(sizeof(label));
     }
     for (std::size_t i = 0; i < out.size(); ++i) {
@@ -132,23 +147,34 @@ class rounds {
       if (out[i].bytes <= limit()) continue;
       if (!std::exchange(channel_->in_call(out[i].peer).listening, true)) x.call = take(sizeof(label));
     }
+    std::size_t place = take(early.size() * sizeof(line));
     grow(memory_, used);
     grow(lent_, lent);
     auto held = session_->enter();
-    for (std::size_t i = 0; i < in.size(); ++i) post(h, i, in[i]);
+    for (std::size_t i = 0; i < in.size(); ++i) post(h, i, in[i], part);
     for (std::size_t i = 0; i < out.size(); ++i) post(h, i, out[i]);
+    for (const announcement& a : early) {
+      header then = h;
+      then.round = a.round;
+      with(a.peer).sends = true;
+      send_label(then, place++, a.bytes, 0, call_tag, {role::call_out, 0, a.peer});
+    }
   }
 
-  void post(const header& h, std::size_t i, const incoming& m) {
+  void post(const header& h, std::size_t i, const incoming& m, std::size_t part) {
     progress& x = incoming_[i];
     receive(h, head_of(i), sizeof(label) + limit(), head_tag, {role::head_in, i, m.peer});
     if (m.bytes <= limit()) return;
-    std::byte* const to = m.into ? static_cast<std::byte*>(m.into) : lent_[x.lent].bytes;
     with(m.peer).sends = true;
-    cut(m.bytes, [&](std::size_t offset, std::size_t length) {
-      receive(h, to + offset, length, payload_tag, {role::payload_in, i, m.peer});
-      ++x.missing;
-    });
+    if (part) {
+      receive_part(h, i, m, 0, part, 0);
+      receive_part(h, i, m, part, part, 1);
+    } else {
+      std::byte* const to = m.into ? static_cast<std::byte*>(m.into) : lent_[x.lent].bytes;
+      cut(m.bytes, [&](std::size_t offset, std::size_t length) {
+        receive(h, to + offset, length, payload_tag, {role::payload_in, i, m.peer});
+      });
+    }
     if (x.call != none) send_label(h, x.call, m.bytes, 0, call_tag, {role::call_out, i, m.peer});
   }
   void post(const header& h, std::size_t i, const outgoing& m) {
@@ -187,58 +213,22 @@ class rounds {
                          " is not one of the other " + std::to_string(size() - 1) + " ranks");
   }
 
-  MPI_Request* request(role r) {
-    requests_.push_back(MPI_REQUEST_NULL);
-    roles_.push_back(r);
-    active_ += !r.stays;
-    arriving_ += r.arrives();
-    return &requests_.back();
+  // Bytes of the MPI messages that a long message is cut into, the same on both sides: short enough for a receiver's
+  // cache, few, and of whole elements, if these have any usual length. A simulator has no caches.
+  std::size_t piece_of(std::size_t bytes) const noexcept {
+    if (session_->simulated()) return session_->piece();
+    const std::size_t pieces = std::clamp<std::size_t>((bytes + cached / 2) / cached, 1, 64);
+    const std::size_t even = (bytes / pieces + whole) / whole * whole;
+    return (std::min)(even, session_->piece());
   }
 
-  void send(const header& h, const void* data, std::size_t bytes, tag t, role r) {
-    session_->check(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, r.peer, tag_of(t), session_->comm(), request(r)),
-                    "MPI_Isend", heddle::name_of(h.kind), r.peer);
-  }
-  void receive(const header& h, void* data, std::size_t bytes, tag t, role r) {
-    session_->check(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, r.peer, tag_of(t), session_->comm(), request(r)),
-                    "MPI_Irecv", heddle::name_of(h.kind), r.peer);
-  }
-
-  // f(offset, length) of each piece of a long message.
+  // f(offset, length) of each of them.
   template <class Function> void cut(std::size_t bytes, Function&& f) const {
-    for (std::size_t o = 0; o < bytes; o += session_->piece()) f(o, (std::min)(session_->piece(), bytes - o));
+    const std::size_t piece = piece_of(bytes);
+    for (std::size_t o = 0; o < bytes; o += piece) f(o, (std::min)(piece, bytes - o));
   }
 
   std::byte* head_of(std::size_t i) noexcept { return at(incoming_[i].head) + line_bytes - sizeof(label); }
-
-  // Looks at all requests once: how many have ended, described by ended_ and statuses_. Or waits for one of them.
-  int test(int& rc, bool waits = false) {
-    ended_.resize(requests_.size());
-    statuses_.resize(requests_.size());
-    int n = 0;
-    auto held = session_->enter();
-    const int all = static_cast<int>(requests_.size());
-    if (waits) {
-      rc = MPI_Waitany(all, requests_.data(), ended_.data(), statuses_.data());
-      n = ended_[0] != MPI_UNDEFINED;
-    } else {
-      rc = MPI_Testsome(all, requests_.data(), &n, ended_.data(), statuses_.data());
-    }
-    if (n == MPI_UNDEFINED) n = 0;
-    for (int k = 0; k < n; ++k) {
-      const auto i = static_cast<std::size_t>(ended_[static_cast<std::size_t>(k)]);
-      const role r = roles_[i];
-      if (i < old_)
-        --staying_;
-      else
-        active_ -= !r.stays;
-      arriving_ -= r.arrives();
-      int withdrawn = 0;
-      if (r.what == role::payload_in) MPI_Test_cancelled(&statuses_[static_cast<std::size_t>(k)], &withdrawn);
-      if (r.what == role::payload_in && !withdrawn) ++with(r.peer).received;
-    }
-    return n;
-  }
 
   // Polls until `done`. The deadline counts from when something moved last.
   template <class Done>
@@ -263,7 +253,7 @@ class rounds {
                             heddle::name_of(h.kind), r.peer);
           }
           if (head) arrive(h, r.index, in[r.index], status);
-          if (r.what == role::payload_in) --incoming_[r.index].missing;
+          if (r.what == role::payload_in) incoming_[r.index].came[r.half] = true;
           if (r.what == role::call_in) start(h, r.index, out);
         }
       }
@@ -294,7 +284,6 @@ class rounds {
     const label theirs = agreed(h, head, m.bytes, m.peer, static_cast<std::size_t>(length) == expected);
     progress& x = incoming_[i];
     x.known = true;
-    --x.missing;
     const std::byte* data = m.bytes > limit() ? lent_[x.lent].bytes : head + sizeof(label);
     if (m.into) {
       if (m.bytes <= limit() && m.bytes) std::memcpy(m.into, data, m.bytes);
@@ -330,144 +319,7 @@ class rounds {
     throw comm_error(heddle::name_of(h.kind), rank(), peer, text);
   }
 
-  // The ranks that this round waits for: those of which nothing has come, else those with whom something isn't through.
-  std::vector<int> missing(std::span<const incoming> in, bool& there) const {
-    std::vector<int> ranks;
-    const auto add = [&](auto&& which) {
-      for (std::size_t i = 0; i < requests_.size(); ++i) {
-        if (requests_[i] != MPI_REQUEST_NULL && which(roles_[i].what)) ranks.push_back(roles_[i].peer);
-      }
-    };
-    for (std::size_t i = 0; i < in.size(); ++i) {
-      if (!incoming_[i].known) ranks.push_back(in[i].peer);
-    }
-    if (ranks.empty()) add([](auto what) { return what == role::call_in; });
-    there = ranks.empty();
-    if (there) add([](auto what) { return what != role::call_out; });
-    std::sort(ranks.begin(), ranks.end());
-    ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
-    return ranks;
-  }
-
-  std::string stalled(const header& h, std::span<const incoming> in) const {
-    std::string text = "rank " + std::to_string(rank()) + " has waited in " + describe(h) + " for more than " +
-                       milliseconds(session_->settings().stall) + " for ";
-    bool there = false;
-    const char* between = "rank ";
-    for (const int r : missing(in, there)) text += std::exchange(between, ", ") + std::to_string(r);
-    return there ? text + " to finish" : text;
-  }
-
-  [[noreturn]] void late(const header& h, std::span<const incoming> in) {
-    bool there = false;
-    const std::vector<int> ranks = missing(in, there);
-    const int peer = ranks.empty() ? -1 : ranks.front();
-    const std::string text = "rank " + std::to_string(peer) + " did not " + (there ? "finish " : "reach ") +
-                             describe(h, 0) + " of rank " + std::to_string(rank()) + " within " +
-                             milliseconds(session_->deadline());
-    session_->fail(peer, text);
-    throw comm_error(heddle::name_of(h.kind), rank(), peer, text);
-  }
-
-  // Tells everybody that this rank has failed, and how many payloads to it have begun: its last word. Then waits until
-  // MPI holds no memory of the caller and nobody's payload waits for this rank: what has begun arrives, since both
-  // sides stay until then; what has not, is withdrawn. A peer that is in no call gives its word in its next; it is
-  // waited for no longer than `patience`, since nothing of it can be under way.
-  void retreat(const char* why) noexcept {
-    session& s = *session_;
-    s.fail(rank(), "an exchange of rank " + std::to_string(rank()) + " failed: " + why);
-    const auto start = session_->now();
-    const auto patience = (std::min<clock::duration>)(s.deadline(), std::chrono::seconds(1));
-    {
-      auto held = s.enter();
-      for (std::size_t i = 0; i < requests_.size(); ++i) {
-        if (requests_[i] == MPI_REQUEST_NULL) continue;
-        if (roles_[i].what == role::head_in || roles_[i].what == role::call_in) MPI_Cancel(&requests_[i]);
-      }
-    }
-    say_last_word();
-    std::vector<std::vector<std::byte>> sunk;
-    const auto pending = [&](auto&& which) {
-      for (std::size_t i = 0; i < requests_.size(); ++i) {
-        if (requests_[i] != MPI_REQUEST_NULL && which(roles_[i])) return true;
-      }
-      return false;
-    };
-    rest pause = s.resting();
-    for (auto moved = start;;) {
-      int rc = MPI_SUCCESS;
-      const int n = test(rc);
-      const auto now = session_->now();
-      if (n > 0) moved = now;
-      bool waits = false;
-      for (int peer = 0; peer < size(); ++peer) {
-        if (with(peer).sends) waits |= heed(peer, now - start > patience, sunk);
-      }
-      if (!waits && !pending([](role r) { return r.of_caller(); })) break;
-      if (now - start > s.deadline() + patience) MPI_Abort(s.comm(), 1);
-      pause(now - moved);
-    }
-    // What is left are short messages, in memory of this object: it stays for good unless they are through.
-    int rc = MPI_SUCCESS;
-    const auto any = [&] { return pending([](role) { return true; }); };
-    for (int i = 0; i < 1000 && any(); ++i) test(rc);
-    auto held = s.enter();
-    if (any()) {
-      new auto(std::move(memory_));
-      new auto(std::move(memory_before_));
-    }
-    for (MPI_Request& r : requests_) {
-      if (r != MPI_REQUEST_NULL) MPI_Request_free(&r);
-    }
-    memory_ = memory_before_ = {};
-    requests_.clear();
-    roles_.clear();
-    channel_->left = true;
-  }
-
-  // In a call that has failed: whether payloads of the peer may still come. Those without a receive go into `sunk`;
-  // receives for which there is none, as the peer says or because it has said nothing when `late`, are withdrawn.
-  bool heed(int peer, bool late, std::vector<std::vector<std::byte>>& sunk) {
-    auto held = session_->enter();
-    partner& p = with(peer);
-    MPI_Status status;
-    int found = 0;
-    if (p.last_word == partner::none) MPI_Iprobe(peer, tag_of(last_tag), session_->comm(), &found, MPI_STATUS_IGNORE);
-    if (found) {
-      MPI_Recv(&p.last_word, sizeof p.last_word, MPI_BYTE, peer, tag_of(last_tag), session_->comm(),
-               MPI_STATUS_IGNORE);
-    }
-    if (p.last_word == partner::none && !late) return true;
-    const std::uint64_t due = p.last_word == partner::none ? 0 : p.last_word - p.received;
-    std::uint64_t posted = 0;
-    for (std::size_t i = 0; i < requests_.size(); ++i) {
-      if (requests_[i] == MPI_REQUEST_NULL || roles_[i].what != role::payload_in || roles_[i].peer != peer) continue;
-      if (posted == due) MPI_Cancel(&requests_[i]);
-      else ++posted;
-    }
-    found = 0;
-    if (posted < due) MPI_Iprobe(peer, tag_of(payload_tag), session_->comm(), &found, &status);
-    if (found) {
-      int length = 0;
-      MPI_Get_count(&status, MPI_BYTE, &length);
-      void* const to = sunk.emplace_back(static_cast<std::size_t>(length)).data();
-      MPI_Irecv(to, length, MPI_BYTE, peer, tag_of(payload_tag), session_->comm(),
-                request({role::payload_in, 0, peer}));
-    }
-    return due > 0;
-  }
-
-  // Heads and what travels behind them, of this round and of the one before; what payloads are received into.
-  std::vector<line> memory_, memory_before_, lent_;
-  std::vector<progress> incoming_, outgoing_;
-  std::vector<arrival> arrivals_;
-  std::vector<MPI_Request> requests_;
-  std::vector<role> roles_;
-  std::vector<int> ended_;
-  std::vector<MPI_Status> statuses_;
-  std::size_t arriving_ = 0, active_ = 0, uncalled_ = 0;  // requests of what arrives; all that end in this round; long
-                                                          // messages not begun
-  std::size_t old_ = 0, staying_ = 0;  // the first requests are of the round before; how many of those go on
+  static constexpr std::size_t cached = 393216, whole = 64 * 3 * 5 * 7;
 };
 
 }  // namespace detail

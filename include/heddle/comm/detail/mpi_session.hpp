@@ -113,16 +113,20 @@ class session {
     int length = 0;
     MPI_Get_processor_name(name, &length);
     host_.assign(name, static_cast<std::size_t>(length));
-    // Pieces must be cut alike on both sides.
-    const long long mine[2] = {static_cast<long long>(o.piece), -static_cast<long long>(o.piece)};
-    long long most[2] = {};
-    const int rc = MPI_Allreduce(mine, most, 2, MPI_LONG_LONG, MPI_MAX, comm_);
-    if (rc != MPI_SUCCESS || most[0] != -most[1]) MPI_Comm_free(&comm_);
+    // Pieces must be cut alike on both sides; a simulator's are cut otherwise.
+    const auto piece = static_cast<long long>(o.piece);
+    const long long mine[4] = {piece, -piece, simulated(), -simulated()};
+    long long most[4] = {};
+    const int rc = MPI_Allreduce(mine, most, 4, MPI_LONG_LONG, MPI_MAX, comm_);
+    if (rc != MPI_SUCCESS || most[0] != -most[1] || most[2] != -most[3]) MPI_Comm_free(&comm_);
     check(rc, "MPI_Allreduce");
     if (most[0] != -most[1]) {
       throw argument_error("heddle::mpi::communicator: piece is " + std::to_string(-most[1]) +
                            " bytes on one rank and " + std::to_string(most[0]) +
                            " on another; allowed is the same on all");
+    }
+    if (most[2] != -most[3]) {
+      throw argument_error("heddle::mpi::communicator: time is simulator on some ranks only; allowed is all or none");
     }
     MPI_Comm node = MPI_COMM_NULL;
     check(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node), "MPI_Comm_split_type");
@@ -338,12 +342,22 @@ struct partner {
 struct channel {
   channel(int n, int ranks, MPI_Comm o) : number(n), partners(static_cast<std::size_t>(ranks)), own(o) {}
 
-  // Notes the round, and counts the collective calls: in one, rounds ascend.
-  void enter(const header& h) noexcept {
-    const bool same = h.kind == last.kind && h.type == last.type && h.reduction == last.reduction &&
-                      h.sequence == last.sequence && h.count == last.count && h.round > last.round;
-    call += !same;
+  // A collective call begins that tells so.
+  void begin(const header& h) noexcept {
+    ++call;
     last = h;
+    told_of = first = true;
+  }
+  // Notes the round, and counts the collective calls: in one that hasn't told, rounds ascend. Whether it is the first
+  // round of its call here.
+  bool enter(const header& h) noexcept {
+    const bool same = h.kind == last.kind && h.type == last.type && h.reduction == last.reduction &&
+                      h.sequence == last.sequence && h.count == last.count && (told_of || h.round > last.round);
+    last = h;
+    if (same) return std::exchange(first, false);
+    ++call;
+    told_of = first = false;
+    return true;
   }
   // The peer, as far as this collective call goes.
   partner& in_call(int peer) noexcept {
@@ -360,6 +374,7 @@ struct channel {
   bool left = false;                // and withdrawn
   header last;
   std::uint64_t call = 0;
+  bool told_of = false, first = false;  // the call has told that it begins; no round of it has come yet
   MPI_Comm own;  // for MPI's own collectives; null until it is needed
 };
 
@@ -377,6 +392,7 @@ struct role {
   std::size_t index;
   int peer;
   bool stays = false;  // it may end in the next round
+  std::uint8_t half = 0;  // of the memory that parts are received into
   bool arrives() const noexcept { return what <= payload_in; }
   bool of_caller() const noexcept { return what == payload_in || what == payload_out; }
 };
