@@ -77,7 +77,7 @@ std::pair<floats, std::string> run(int servers, int workers, const hd::losses& l
 const hd::losses bad{.drop = 0.1, .duplicate = 0.1, .reorder = 0.1};
 }  // namespace
 
-TEST_CASE("replicas on a sharded table send their moves in instalments, and flush sends the rest") {  // M15
+TEST_CASE("replicas on a sharded table send their moves in instalments, and flush sends the rest") {
   using replica = hd::geo_table<std::uint64_t, hd::row<dim>, hd::rule::sgd, hd::initial::zero, wire>;
   const keys_type key{7};
   for (const int rounds : {1, 2, 4, 8}) {
@@ -271,6 +271,7 @@ TEST_CASE("a dead worker's batches go to one who asks, once each, also if that o
           t.push(key, floats(dim, 1.0f), {.lr = 1.0f});
           ++pushed;
         }
+        RANK_CHECK_THROWS_AS(t.next_orphan(), hd::argument_error);  // its own share isn't done yet
         t.finish();
         of = t.next_orphan();
       }
@@ -303,6 +304,120 @@ TEST_CASE("a dead worker's batches go to one who asks, once each, also if that o
     part.for_each([&](const auto& r) { ones += r.weights[0] == 1.0f; });
     CHECK(ones == 3 * batches);
   }
+}
+
+TEST_CASE("nobody waits for those who make up for dead workers, however long that takes") {
+  constexpr int batches = 120;
+  for (const bool ordered : {false, true}) {
+    hd::threads::meeting_place place(5);
+    std::atomic<int> heirs{0};
+    // A batch of a worker is one key of its own. Worker 2 dies early and worker 3 late, so the heir of 3 is far ahead
+    // of that of 2; worker 1 still has own batches then. Own ones are quick: only the rest of 2 takes longer than the
+    // patience.
+    const auto train = [&](int self, hd::threads::messenger& m) {
+      for (int of = self; of >= 0;) {
+        hd::worker_options o = worker(1);
+        o.patience = 2s;
+        if (of != self) o.stands_for = of, o.resumes = true, ++heirs;
+        hd::sharded_table<counting, hd::threads::messenger> t({.seed = 5, .shard_bits = 4}, m, o);
+        for (int b = static_cast<int>(t.pushed_before()); b < batches; ++b) {
+          if (of == self && ((self == 2 && b == 5) || (self == 3 && b == 100))) {
+            t.flush();
+            place.kill(1 + self);
+            return;
+          }
+          const keys_type key{static_cast<std::uint64_t>(1000 * of + b)};
+          floats row(dim);
+          t.pull(key, row);
+          std::this_thread::sleep_for(of != self ? 25ms : self == 1 && b >= batches - 2 ? 100ms : 0ms);
+          t.push(key, floats(dim, 1.0f), {.lr = 1.0f});
+        }
+        t.finish();
+        of = t.next_orphan();
+      }
+    };
+    counting part({.seed = 5, .shard_bits = 4});
+    std::string failures;
+    std::mutex mutex;
+    {
+      std::vector<std::jthread> threads;
+      for (int r = 0; r < 5; ++r) {
+        threads.emplace_back([&, r] {
+          try {
+            hd::threads::messenger m(quick(), place, r);
+            if (r > 0) return train(r - 1, m);
+            hd::server_options o;
+            o.workers = 4;
+            o.staleness = ordered ? 0 : 2;
+            o.ordered = ordered;
+            o.on_death = hd::worker_death::reassign;
+            o.linger = 300ms;
+            hd::table_server server(part, m, o);
+            server.run();
+          } catch (const std::exception& e) {
+            const std::lock_guard lock(mutex);
+            failures += e.what();
+          }
+        });
+      }
+    }
+    INFO((ordered ? "ordered" : "staleness 2"));
+    CHECK(failures == "");
+    CHECK(heirs == 2);
+    CHECK(part.size() == 4 * batches);
+    std::size_t ones = 0;
+    part.for_each([&](const auto& r) { ones += r.weights[0] == 1.0f; });
+    CHECK(ones == 4 * batches);
+  }
+}
+
+TEST_CASE("an heir that was only silent keeps what it took over") {
+  hd::worker_options o;
+  o.stands_for = 0xffff;  // on the wire as good as none
+  CHECK_THROWS_AS(o.check(), hd::argument_error);
+  counting part({.shard_bits = 4});
+  hd::threads::meeting_place place(4);
+  hd::threads::messenger home(quick(), place, 0);
+  auto one = std::make_unique<hd::threads::messenger>(quick(), place, 1);
+  auto two = std::make_unique<hd::threads::messenger>(quick(), place, 2);
+  hd::threads::messenger three(quick(), place, 3);
+  hd::table_server server(part, home, {.workers = 3, .on_death = hd::worker_death::reassign});
+  one->connect(0), two->connect(0), three.connect(0);
+  const auto serve = [&] {
+    while (server.serve(20ms)) {
+    }
+  };
+  serve();
+  const auto layout = part.layout_number();
+  const auto given = [&](hd::threads::messenger& m) {
+    say(m, tag::orphan, 3, {.layout = layout, .object = 5, .last = 1});
+    serve();
+    std::uint32_t worker = 77;
+    while (const auto r = m.receive(20ms)) {
+      if (r->kind != hd::message_kind::data || r->id != 3) continue;
+      hd::detail::byte_reader in(r->body.data(), r->body.size(), "a reply");
+      in.get<hd::detail::table_reply>();
+      worker = in.get<std::uint32_t>();
+    }
+    return worker;
+  };
+  for (auto* const m : {one.get(), two.get(), &three}) say(*m, tag::hello, 1, {.layout = layout, .object = 5});
+  for (auto* const m : {two.get(), &three}) say(*m, tag::push, 1, {.layout = layout, .object = 5, .last = 1});
+  serve();
+  place.kill(1);
+  one.reset();
+  std::this_thread::sleep_for(700ms);
+  CHECK(given(*two) == 0);
+  say(*two, tag::hello, 4, {.layout = layout, .object = 6, .stands_for = 1});
+  serve();
+  place.kill(2);
+  two.reset();
+  std::this_thread::sleep_for(700ms);
+  serve();
+  hd::threads::messenger back(quick(), place, 2);
+  back.connect(0);
+  serve();
+  CHECK(given(three) == hd::detail::no_orphan_yet);
 }
 
 TEST_CASE("whose data was given away is told, and who is left without an heir is named") {

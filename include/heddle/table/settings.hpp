@@ -98,12 +98,12 @@ struct worker_options {
   void check() const {
     constexpr std::chrono::nanoseconds year = std::chrono::hours(24 * 365);
     if (!(retry.count() > 0 && retry <= year && patience.count() > 0 && patience <= year && gather_for.count() >= 0 &&
-          cached_for > 0 && stands_for >= -1))
+          cached_for > 0 && stands_for >= -1 && stands_for < 0x3fff))
       throw argument_error("heddle::worker_options: retry " + std::to_string(retry.count()) + " ns, patience " +
                            std::to_string(patience.count()) + " ns, gather_for " + std::to_string(gather_for.count()) +
                            " ns, cached_for " + std::to_string(cached_for) + ", stands_for " +
                            std::to_string(stands_for) +
-                           "; allowed are more than 0 and up to a year, gather_for also 0, stands_for -1 or a worker");
+                           "; allowed are more than 0 and up to a year, gather_for also 0, stands_for -1 to 16382");
     if (cached_rows != 0 && !std::has_single_bit(cached_rows))
       throw argument_error("heddle::worker_options: cached_rows is " + std::to_string(cached_rows) +
                            ", allowed is 0 or a power of two");
@@ -145,7 +145,9 @@ struct server_options {
 /// @brief How old the rows were by which a server's workers made their pushes.
 struct table_staleness {
   std::uint64_t pushes = 0;  ///< That have taken effect, those that end a worker's run left out.
-  std::uint64_t sum = 0;     ///< Of the pushes of others that had taken effect since its worker last read.
+  /// Of the pushes of others that had taken effect since its worker last read anything: rows that it asked for earlier,
+  /// or keeps, are older.
+  std::uint64_t sum = 0;
   std::uint64_t most = 0;    ///< Of one push.
 };
 

@@ -168,10 +168,14 @@ template <class Table, messenger Messenger> class sharded_table {
   void finish() {
     std::unique_lock lock(net_.mutex());
     if (gathered_ != 0) send_gathered();
-    net_.leave();
     std::vector<std::vector<std::byte>> bodies;
-    for (int k = 0; k < options_.servers; ++k) bodies.push_back(net_.bytes_of(net_.head(k), {}));
+    for (int k = 0; k < options_.servers; ++k) {
+      detail::table_request h = net_.head(k);
+      h.last = true;
+      bodies.push_back(net_.bytes_of(h, {}));
+    }
     net_.post(std::move(bodies));
+    net_.leave();
     net_.send_posted();
     net_.ask_all(lock, tag::save, "finish");
   }
@@ -179,9 +183,10 @@ template <class Table, messenger Messenger> class sharded_table {
   /// nobody's, or all data is done. A worker makes one push per batch of a deterministic order, so that its pushes tell
   /// its place: whoever gets its number ends this object, makes one with `.resumes` and `.stands_for`, and goes on with
   /// that worker's batches behind `pushed_before()`. Each is then pushed exactly once, whoever dies.
-  /// @return The dead worker; -1: there is none, and none can come.
+  /// @return The dead worker; -1: there is none, and none can come. Throws: argument_error before `finish`.
   int next_orphan() {
     std::unique_lock lock(net_.mutex());
+    if (!net_.leaving()) throw argument_error("heddle::sharded_table: next_orphan: it is for after finish");
     for (int k = 0; k < options_.servers;) {  // one after the other: of a worker that has left the first, the next may
       const std::uint32_t said = net_.ask_orphan(lock, k);  // not have heard
       if (said < detail::no_orphan) return static_cast<int>(said);

@@ -134,7 +134,8 @@ template <class Table, messenger Messenger> class table_server {
     switch (m.kind) {
       case message_kind::joined:
         w.here = true;
-        if (w.voice == m.from.rank) w.dead = false;
+        for (worker& x : workers_)
+          if (x.voice == m.from.rank) x.dead = false;
         return;
       case message_kind::died:
       case message_kind::left:  // without a word to this server: as good as dead
@@ -267,9 +268,12 @@ template <class Table, messenger Messenger> class table_server {
       if (w.here) return true;
     return false;
   }
-  // Whether others go on without it.
+  // Whether others go on without it. Whoever makes up for a dead one begins where that one ended, far behind the rest,
+  // so nobody waits for it.
   bool passed_over(const worker& w) const noexcept {
-    return w.dead && (options_.on_death == worker_death::go_on || options_.on_death == worker_death::reassign);
+    if (options_.on_death == worker_death::reassign)
+      return w.dead || w.voice != options_.servers + static_cast<int>(number_of(w));
+    return w.dead && options_.on_death == worker_death::go_on;
   }
   // Whether nobody hopes for it any more.
   bool lost(const worker& w) const noexcept {

@@ -181,6 +181,7 @@ template <class Messenger> class table_requests {
   }
   // From now on requests say that the last push was made.
   void leave() noexcept { leaving_ = true; }
+  bool leaving() const noexcept { return leaving_; }
   // A moment for others.
   void pause(std::unique_lock<std::mutex>& lock) {
     check_alive();
