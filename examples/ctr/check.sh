@@ -58,6 +58,11 @@ for mode in hogwild sync geo_sgd; do
   [ "$(number '(checksum [0-9a-f]+)')" != "$sum" ]
 done
 
+# Replicas that go on with a saved table begin with its rows: the loss is that of the end, not that of a beginning.
+ctr --mode geo_sgd --model fm --epochs 3 --save "$folder/table"
+ctr --mode geo_sgd --model fm --resume "$folder/table"
+awk '$1 == 4 && NF == 7 { seen = 1; exit !($4 < 0.05) } END { if (!seen) exit 1 }' "$said"
+
 # Files that are damaged, of another model, or can't be written.
 "$program" --data mushroom --epochs 1 --model fm --threads 1 --save "$folder/table" >/dev/null
 refused 1 "can't open" --resume "$folder/none"
