@@ -284,11 +284,10 @@ class rounds : public pending {
     const label theirs = agreed(h, head, m.bytes, m.peer, static_cast<std::size_t>(length) == expected);
     progress& x = incoming_[i];
     x.known = true;
-    const std::byte* data = m.bytes > limit() ? lent_[x.lent].bytes : head + sizeof(label);
-    if (m.into) {
-      if (m.bytes <= limit() && m.bytes) std::memcpy(m.into, data, m.bytes);
-      data = static_cast<const std::byte*>(m.into);
-    }
+    const std::byte* const sent_along = head + sizeof(label);
+    if (m.into && m.bytes <= limit() && m.bytes) std::memcpy(m.into, sent_along, m.bytes);
+    const std::byte* data = static_cast<const std::byte*>(m.into);
+    if (!data) data = m.bytes > limit() ? lent_[x.lent].bytes : sent_along;
     arrivals_[i] = {data, theirs.head.contributors};
   }
 
