@@ -4,6 +4,7 @@
 
 #include <heddle/compress/concept.hpp>
 #include <heddle/core/archive.hpp>
+#include <heddle/optim/concept.hpp>
 #include <heddle/trainer/options.hpp>
 #include <heddle/trainer/tensor.hpp>
 
