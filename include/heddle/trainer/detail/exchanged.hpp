@@ -76,7 +76,7 @@ template <class Strategy> struct exchange_kind {
 };
 
 // Throws argument_error if tensors are to be cut where what travels is made of whole ones.
-template <bool Cuts> std::vector<bucket> planned_buckets(const buckets& rule, const std::vector<std::size_t>& bytes) {
+template <bool Cuts, class Rule, class Sizes> auto planned_buckets(const Rule& rule, const Sizes& bytes) {
   if (rule.split && !Cuts)
     throw argument_error(
         "heddle::data_parallel: .buckets has split set, allowed only where .compressor is elementwise "
