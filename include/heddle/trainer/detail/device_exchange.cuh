@@ -17,28 +17,6 @@ namespace heddle {
 inline namespace v0 {
 namespace detail {
 
-/// @cond
-// to[i] = from[i] * factor; *bad becomes 1 where that isn't finite. In place, too.
-template <class From, class To> struct convert_checked {
-  const From* from;
-  To* to;
-  float factor;
-  unsigned* bad;
-  __device__ void operator()(std::size_t i) const {
-    const To x = static_cast<To>(static_cast<float>(from[i]) * factor);
-    to[i] = x;
-    if (!is_finite(static_cast<float>(x))) atomicOr(bad, 1u);
-  }
-};
-template <class Element> struct look_at {
-  const Element* from;
-  unsigned* bad;
-  __device__ void operator()(std::size_t i) const {
-    if (!is_finite(static_cast<float>(from[i]))) atomicOr(bad, 1u);
-  }
-};
-/// @endcond
-
 // What `averager` is on the host, over tensors of a device: bucket by bucket, in the communicator's stream, from a
 // thread of its own, so that neither the program nor its streams wait before settle().
 template <class Strategy, class Comm> class device_exchange {

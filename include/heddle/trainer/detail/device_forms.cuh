@@ -17,6 +17,25 @@ namespace detail {
 
 /// @cond
 HEDDLE_HD inline bool is_finite(float x) { return (__builtin_bit_cast(std::uint32_t, x) & 0x7f800000u) != 0x7f800000u; }
+// to[i] = from[i] * factor; *bad becomes 1 where that isn't finite. In place, too.
+template <class From, class To> struct convert_checked {
+  const From* from;
+  To* to;
+  float factor;
+  unsigned* bad;
+  __device__ void operator()(std::size_t i) const {
+    const To x = static_cast<To>(static_cast<float>(from[i]) * factor);
+    to[i] = x;
+    if (!is_finite(static_cast<float>(x))) atomicOr(bad, 1u);
+  }
+};
+template <class Element> struct look_at {
+  const Element* from;
+  unsigned* bad;
+  __device__ void operator()(std::size_t i) const {
+    if (!is_finite(static_cast<float>(from[i]))) atomicOr(bad, 1u);
+  }
+};
 // sum[index[j]] += value[j] for the entries that a rank found of a tensor.
 struct add_found {
   const std::uint32_t *found, *index;
