@@ -57,7 +57,7 @@ std::pair<floats, std::string> run(int servers, int workers, const hd::losses& l
           if (r >= servers) return work(r - servers, m);
           auto& part = parts[static_cast<std::size_t>(r)];
           part = std::make_unique<Table>(hd::settings_of_server(how, r, servers));
-          hd::table_server server(*part, m, {.servers = servers, .workers = workers, .linger = 300ms});
+          hd::table_server server(*part, m, {.servers = servers, .workers = workers});
           server.run();
         } catch (const std::exception& e) {
           const std::lock_guard lock(mutex);
@@ -342,7 +342,7 @@ TEST_CASE("a dead worker's batches go to one who asks, once each, also if that o
             wire m(inner, {.drop = 0.05, .duplicate = 0.05, .reorder = 0.05, .seed = static_cast<std::uint64_t>(r)});
             // Worker 2 dies in its own; worker 1 dies in its own, or, again, later in what it took over.
             if (r > 0) return train(r - 1, m, r == 3 ? 11 : r == 2 && again ? 20 : batches + 1);
-            hd::table_server server(part, m, {.workers = 3, .on_death = hd::worker_death::reassign, .linger = 300ms});
+            hd::table_server server(part, m, {.workers = 3, .on_death = hd::worker_death::reassign});
             server.run();
           } catch (const std::exception& e) {
             const std::lock_guard lock(mutex);
@@ -405,7 +405,6 @@ TEST_CASE("nobody waits for those who make up for dead workers, however long tha
             o.staleness = ordered ? 0 : 2;
             o.ordered = ordered;
             o.on_death = hd::worker_death::reassign;
-            o.linger = 300ms;
             hd::table_server server(part, m, o);
             server.run();
           } catch (const std::exception& e) {

@@ -76,7 +76,6 @@ outcome run(int servers, int workers, hd::server_options so, const hd::losses& l
   const hd::threads::meeting_place place = where ? *where : own;
   so.servers = servers;
   so.workers = workers;
-  so.linger = 300ms;
   if (wo.servers == 1) wo = worker(servers);
   outcome out;
   std::mutex mutex;
@@ -212,8 +211,7 @@ TEST_CASE("a server killed in the middle goes on from its save, and the table is
                             .staleness = 0,
                             .ordered = true,
                             .path = dir / "s",
-                            .save_every = 5,
-                            .linger = 300ms});
+                            .save_every = 5});
         ++lives;
         const auto dice = hd::philox(seed, 1, static_cast<std::uint64_t>(lives)).word[0] % 5;
         const int until = lives <= 3 ? (std::min)(24, pushed + 3 + static_cast<int>(dice)) : 1000;
@@ -640,16 +638,16 @@ TEST_CASE("gradients are guarded once, by the worker, as they travel") {
     std::thread server([&] {
       direct inner(quick(), place, 0);
       wire home(inner, losses);
-      hd::table_server served(part, home, {.linger = 100ms});
+      hd::table_server served(part, home, {});
       served.run();
       applied = served.applied(0);
     });
-    direct inner(quick(), place, 1);
-    wire m(inner, none);
     hd::worker_options o = worker(1);
     o.half = half;
     o.gather = times == 1 ? 100 : 0;
     {
+      direct inner(quick(), place, 1);
+      wire m(inner, none);
       hd::sharded_table<scarce_table, wire> c(s, m, o);
       c.push(keys_type{}, floats{});  // nothing is a push, too
       c.flush();

@@ -232,9 +232,10 @@ TEST_CASE("what is lost travels once more, and nothing else does, however slow t
       dp.join();
       if (comm.rank() == 0) return;
       out = w;
+      const hd::report said = dp.report();
       const std::lock_guard lock(road.mutex);
-      RANK_CHECK(dp.report().bytes_sent == road.bytes);
-      RANK_CHECK(dp.report().messages == road.requested);
+      RANK_CHECK(said.bytes_sent == road.bytes);
+      RANK_CHECK(said.messages == road.requested);
     });
     CHECK(road.lost.empty());
     CHECK(road.requests.size() >= 2 * parts);
