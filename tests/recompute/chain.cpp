@@ -261,6 +261,54 @@ TEST_CASE("a recomputed value that differs is found by checking", "[recompute][c
   CHECK(memory.live() == 0);
 }
 
+TEST_CASE("a saved block made again that differs is found by checking", "[recompute][chain]") {
+  struct drifting : bytes_layer {  // the first two bytes of what it saves are left out
+    std::uint64_t drift = 0;
+    void forward(const void* x, void* y, void* saved, rc::pass kind) {
+      bytes_layer::forward(x, y, nullptr, kind);
+      if (saved) fill(static_cast<unsigned char*>(saved) + 2, kept - 2, sum(x, in) + drift * (kind == rc::pass::again));
+    }
+  };
+  struct restoring : drifting {
+    void restore(const void* x, void* saved) {
+      fill(static_cast<unsigned char*>(saved) + 2, kept - 2, sum(x, in) + drift);
+    }
+  };
+  const std::vector<unsigned char> in(10), g(10);
+  const auto run = [&](auto layer, std::size_t at, rc::action how) {
+    using enum rc::action;
+    hd::tracking memory{hd::host_resource{}};
+    decltype(layer) a[3];
+    for (auto& l : a) l.in = l.out = 10, l.kept = 21;
+    a[at].drift = 1;
+    const rc::schedule plan{{{forward_keep_input, 0},
+                             {forward_keep_input, 1},
+                             {forward_keep_all, 2},
+                             {backward, 2},
+                             {restore, 1},
+                             {backward, 1},
+                             {how, 0},
+                             {backward, 0}}};
+    rc::chain c{rc::checked{plan}, memory, rc::layer{a[0], "first"}, rc::layer{a[1], "second"}, a[2]};
+    c.forward(in.data());
+    const std::string text = message([&] { c.backward(g.data(), nullptr); });
+    INFO(text);
+    CHECK(memory.live() == 0);
+    CHECK(memory.peak_bytes() == c.simulated().peak_bytes);
+    if (at < 2) {
+      CHECK(has(text, at == 0 ? "layer 0 (first)" : "layer 1 (second)"));
+      CHECK(has(text, "its saved block differs in value from the first one"));
+    } else {
+      CHECK(text == "nothing was thrown");  // its forward never runs again
+    }
+  };
+  for (const std::size_t at : {0, 1, 2}) {
+    run(restoring{}, at, rc::action::restore);
+    run(drifting{}, at, rc::action::restore);
+    run(drifting{}, at, rc::action::forward_keep_all);
+  }
+}
+
 TEST_CASE("a layer or resource that throws leaves nothing behind", "[recompute][chain]") {
   const std::vector<unsigned char> in(40), g(10);
   for (std::size_t bad = 0; bad < 9; ++bad) {

@@ -233,7 +233,7 @@ template <class Policy, class Resource = host_resource, class Store = no_store<>
   static constexpr bool stores = requires(Store& s, void* p, std::size_t n) { s.put(n, p, n); };
   static constexpr bool checks = requires { requires Policy::checks_values; };
   static_assert(!checks || std::same_as<queue, host::queue>,
-                "heddle::recompute::checked: outputs are compared on the host, so layers must work on host::queue");
+                "heddle::recompute::checked: values are compared on the host, so layers must work on host::queue");
 
   struct block {
     void* data = nullptr;
@@ -246,7 +246,7 @@ template <class Policy, class Resource = host_resource, class Store = no_store<>
     bool ran = false, has_gradient = false;
     bool output_away = false, saved_away = false;          // in the store
     bool output_arriving = false, saved_arriving = false;  // fetched, not waited for yet
-    std::uint64_t hash = 0;
+    detail::made_first made{};                             // under `checked`
   };
 
   template <class... Layers> static std::vector<layer> gather(Layers&... layers) { return {layer(layers)...}; }
@@ -360,16 +360,18 @@ template <class Policy, class Resource = host_resource, class Store = no_store<>
       if (what == action::forward_keep_all || !whole || cost.once) allocate(own.saved, cost.saved_bytes);
       allocate(workspace_, cost.forward_workspace);
       const inputs in = inputs_of(i);
+      void* saved = own.saved.data;
+      [[maybe_unused]] std::vector<detail::cache_line> unkept;
+      if constexpr (checks) saved = detail::marked(saved, cost.saved_bytes, again, unkept);
       if (early) {
-        layers_[i].restore(in, own.saved.data, workspace_.data);
+        layers_[i].restore(in, saved, workspace_.data);
       } else {
-        layers_[i].forward(in, output.data, own.saved.data, again ? pass::again : pass::first, workspace_.data);
+        layers_[i].forward(in, output.data, saved, again ? pass::again : pass::first, workspace_.data);
       }
       release(workspace_);
       if constexpr (checks) {
-        const std::uint64_t hash = early ? own.hash : detail::hash_of(output.data, output.bytes);
-        if (again && hash != own.hash) complain(i, "its output differs in value from the first one");
-        own.hash = hash;
+        const char* const changed = own.made.differs(again, output.data, output.bytes, saved, cost.saved_bytes);
+        if (changed) complain(i, std::string("its ") + changed + " differs in value from the first one");
       }
       if (!whole) release(spares_[0]);
       own.ran = true;

@@ -4,8 +4,10 @@
 
 #include <heddle/recompute/layer.hpp>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 namespace heddle {
@@ -25,6 +27,38 @@ inline std::uint64_t hash_of(const void* data, std::size_t bytes) noexcept {
   }
   for (; k < bytes; ++k) hash = (hash ^ p[k]) * 1099511628211u;
   return hash;
+}
+
+// Hashes of what a layer's first pass makes, with which later passes are compared.
+struct made_first {
+  std::uint64_t output, saved;
+
+  // What is not as it was in the first pass, by name, or null; what is null itself isn't compared.
+  const char* differs(bool again, const void* out, std::size_t out_bytes, const void* kept,
+                      std::size_t kept_bytes) noexcept {
+    const auto changes = [again](std::uint64_t& first, const void* data, std::size_t bytes) {
+      if (!data) return false;
+      if (again) return hash_of(data, bytes) != first;
+      first = hash_of(data, bytes);
+      return false;
+    };
+    return changes(output, out, out_bytes) ? "output" : changes(saved, kept, kept_bytes) ? "saved block" : nullptr;
+  }
+};
+
+struct alignas(64) cache_line {
+  std::array<unsigned char, 64> bytes;
+};
+
+// Where a layer is to write the block that it saves: where the first pass keeps none, to `unkept`, to be compared with
+// what comes later. The same bytes lie there each time, so that those which a layer leaves out don't differ.
+inline void* marked(void* saved, std::size_t bytes, bool again, std::vector<cache_line>& unkept) {
+  if (!saved && !again) {
+    unkept.resize(bytes / 64 + (bytes % 64 != 0));
+    saved = unkept.data();
+  }
+  if (saved) std::memset(saved, 0xA5, bytes);
+  return saved;
 }
 
 // All layers forward, each output held until its last reader has run; the last one goes to the caller's `out`.
