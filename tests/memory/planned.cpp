@@ -404,3 +404,67 @@ TEST_CASE("planned: a plan with live blocks is not replaced", "[memory][planned]
   CHECK(memory.replaying());
   std::filesystem::remove(path);
 }
+
+TEST_CASE("planned: a block given back twice is counted, and no other block's place is given away",
+          "[memory][planned]") {
+  for (const bool at_next_call : {false, true}) {
+    hd::limiting upstream{hd::host_resource{}, 1000};
+    hd::planned memory{upstream};
+    const auto take = [&](std::size_t bytes) { return memory.allocate_sync(bytes, 8); };
+    const auto give = [&](void* p, std::size_t bytes) { memory.deallocate_sync(p, bytes, 8); };
+    for (int k = 0; k < 2; ++k) {  // a and b in one place, one after the other, beside c
+      memory.begin_step();
+      void* const c = take(50);
+      give(take(400), 400);
+      give(take(400), 400);
+      give(c, 50);
+    }
+    memory.begin_step();
+    REQUIRE(memory.replaying());
+    REQUIRE(memory.plan().peak == 450);
+    auto* const c = static_cast<unsigned char*>(take(50));
+    void* const a = take(400);
+    std::memset(c, 7, 50);
+    if (at_next_call) {
+      give(a, 400);
+      give(a, 400);  // as the plan would give b back
+      const std::vector<hd::lifetime> other{{0, 1, 10}};
+      try {
+        memory.expect(other, hd::plan_memory(std::span<const hd::lifetime>(other)));
+        FAIL("c is live");
+      } catch (const hd::argument_error& e) {
+        CHECK(std::string(e.what()).find(": 1 blocks of the present plan are live") != std::string::npos);
+      }
+      void* const b = take(400);
+      CHECK(memory.last_deviation() == "call 4 of a step of 6: the step allocates 400 bytes");
+      give(b, 400);
+    } else {
+      give(c, 50);
+      CHECK(memory.last_deviation() == "call 2 of a step of 6: the step gives back 50 bytes");
+      give(c, 50);
+      give(c, 50);
+      CHECK(memory.refused() == 2);
+      give(a, 400);
+      CHECK(upstream.in_use() == 450);
+      memory.begin_step();
+      give(take(999), 999);  // nothing is live, so the plan's block makes room
+      CHECK(upstream.in_use() == 0);
+      continue;
+    }
+    CHECK(memory.refused() == 1);
+    CHECK(memory.deviations() == 1);
+    CHECK_THROWS_AS(take(600), hd::memory_error);  // the plan's block stays, since c lives in it
+    memory.begin_step();
+    CHECK_THROWS_AS(take(600), hd::memory_error);
+    CHECK(upstream.in_use() == 450);
+    CHECK(c[49] == 7);
+    give(c, 50);
+    for (int k = 0; k < 2; ++k) {
+      memory.begin_step();
+      give(take(600), 600);
+    }
+    CHECK(memory.replaying());
+    CHECK(memory.refused() == 1);
+    CHECK(memory.deviations() == 1);
+  }
+}

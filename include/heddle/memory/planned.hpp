@@ -42,7 +42,7 @@ inline namespace v0 {
 /// // memory.plan().peak bytes in one block, at the lower bound or near it
 /// @endcode
 ///
-/// State:   one block of the plan's peak; for each block of a step 32 bytes that calls read, and some 100 beside them;
+/// State:   one block of the plan's peak; for each block of a step 32 bytes that calls read, and some 120 beside them;
 ///          shared by all copies.
 /// Traffic: a few instructions a call while the step repeats.
 /// Order:   any upstream; outside `tracking` or `logging`, if these shall see what the program asks for, inside them.
@@ -144,6 +144,10 @@ template <class Upstream = host_resource> class planned {
   /// What the last of them did, and where; empty if there was none.
   const std::string& last_deviation() const noexcept { return state_->last_deviation; }
 
+  /// How many deallocations named a place of the plan where no block was live: it was given back before. They change
+  /// nothing else. During a replay one may be seen only at the call after it; `checking` around this names both callers.
+  std::size_t refused() const noexcept { return state_->refused; }
+
   /// @brief Writes the plan to a file.
   /// Throws: file_error if it can't; argument_error if there is no plan.
   void save(const std::string& path) const { state_->save(path); }
@@ -208,7 +212,7 @@ template <class Upstream = host_resource> class planned {
       try {
         p = take();
       } catch (const memory_error&) {
-        if (!base || now == phase::replaying || live != 0) throw;
+        if (!base || now == phase::replaying || !live.empty()) throw;
         give(base, held);  // no longer in use, since this step is none that it was made for
         forget();
         p = take();
@@ -223,25 +227,31 @@ template <class Upstream = host_resource> class planned {
       if (!p) return;
       if (base && reinterpret_cast<std::uintptr_t>(p) - reinterpret_cast<std::uintptr_t>(base) < held) {
         if (now == phase::replaying) deviate("gives back", bytes);
-        if (live != 0) --live;
+        refused += std::erase(live, p) == 0;
         return;
       }
       if (now == phase::recording) recorder.deallocation(p);
       give();
     }
 
-    // Blocks of the plan that are live.
-    std::size_t live_now() const noexcept {
-      std::size_t n = live;
-      if (now != phase::replaying) return n;
-      for (const taking* c = takings.data(); c != next; ++c) n += c->at != nullptr;
-      return n - gone();
+    // Puts the places of a replay's live blocks in `live`; returns how many were given back untaken.
+    std::size_t find_live() noexcept {
+      live.clear();
+      for (const taking* c = takings.data(); c != next; ++c) {
+        if (c->at) live.push_back(c->at);
+      }
+      back.assign(static_cast<std::byte* const*>(givings.data()), given);
+      return detail::subtract(live, back);
+    }
+    std::size_t live_now() noexcept {
+      if (now == phase::replaying) find_live();
+      return live.size();
     }
 
-    // Blocks of the plan that were given back.
-    std::size_t gone() const noexcept { return static_cast<std::size_t>(given - givings.data()); }
     // Calls of the present step that were replayed, and those of the plan.
-    std::size_t done() const noexcept { return static_cast<std::size_t>(next - takings.data()) + gone(); }
+    std::size_t done() const noexcept {
+      return static_cast<std::size_t>((next - takings.data()) + (given - givings.data()));
+    }
     std::size_t calls() const noexcept { return takings.size() + givings.size() - 2; }
 
     void start_replay() noexcept {
@@ -264,7 +274,7 @@ template <class Upstream = host_resource> class planned {
       // Blocks of an old plan that are still live: wait until they are gone.
       if (ended == phase::recording || ended == phase::replaying) {
         start_replay();
-      } else if (live == 0) {
+      } else if (live.empty()) {
         recorder.begin();
         now = phase::recording;
       }
@@ -313,6 +323,8 @@ template <class Upstream = host_resource> class planned {
       }
       std::vector<taking> to_take(step.blocks.size() + 1, last);
       std::vector<std::byte*> to_give(made.offsets.size() + 1, no_place());
+      live.reserve(to_take.size());  // so that nothing fails when a step deviates
+      back.reserve(to_give.size());
       if (made.peak > held) hold(made.peak);
       auto t = to_take.begin();
       auto g = to_give.begin();
@@ -366,7 +378,7 @@ template <class Upstream = host_resource> class planned {
 
     void deviate(const char* what, std::size_t count, const char* of = " bytes") noexcept {
       const std::size_t at = done();
-      live = live_now();
+      refused += find_live();
       now = phase::deviating;
       stop_replay();
       ++deviations;
@@ -414,7 +426,7 @@ template <class Upstream = host_resource> class planned {
     phase now = phase::idle;
     std::byte* base = nullptr;  // the block of the plan
     std::size_t held = 0;
-    std::size_t live = 0;  // blocks of the plan, while it is not replayed
+    std::vector<std::byte*> live, back;  // places of the plan's blocks, while it is not replayed; room for find_live()
     // Behind the last of each is one that no call equals; it comes next while none is replayed.
     static constexpr taking last{0, 0, nullptr};
     std::byte* no_place() noexcept { return reinterpret_cast<std::byte*>(this); }
@@ -423,7 +435,7 @@ template <class Upstream = host_resource> class planned {
     memory_plan plan;
     std::vector<lifetime> lifetimes;
     detail::step_recorder recorder;
-    std::size_t deviations = 0;
+    std::size_t deviations = 0, refused = 0;
     std::string last_deviation;
   };
 

@@ -6,6 +6,7 @@
 #include <heddle/memory/detail/checked.hpp>
 #include <heddle/memory/plan.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -70,6 +71,25 @@ class step_recorder {
   recorded_step step_;
   std::map<void*, std::size_t> live_;  // which block lies there
 };
+
+// Takes each place of `given` out of `taken` once and returns how many were not there. Sorts both.
+inline std::size_t subtract(std::vector<std::byte*>& taken, std::vector<std::byte*>& given) noexcept {
+  std::sort(taken.begin(), taken.end());
+  std::sort(given.begin(), given.end());
+  auto left = taken.begin();
+  auto g = given.begin();
+  std::size_t missing = 0;
+  for (std::byte* const p : taken) {
+    for (; g != given.end() && *g < p; ++g) ++missing;
+    if (g != given.end() && *g == p)
+      ++g;
+    else
+      *left++ = p;
+  }
+  missing += static_cast<std::size_t>(given.end() - g);
+  taken.erase(left, taken.end());
+  return missing;
+}
 
 // A call in a file: with 0 bytes a deallocation; blocks that outlive their step have `outlives` for an offset.
 struct saved_call {
