@@ -10,14 +10,17 @@
 
 #include <unistd.h>
 
+#include <cerrno>
 #include <charconv>
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 namespace {
 
@@ -83,6 +86,21 @@ options read_options(int count, char** arguments) {
   return o;
 }
 
+// Throws unless a file can be written there, and leaves there what it found. Better now than after the search.
+void check_writable(const char* option, const std::string& path) {
+  if (path.empty()) return;
+  std::error_code ignored;
+  const std::filesystem::file_status before = std::filesystem::status(path, ignored);
+  if (std::filesystem::is_other(before)) return;  // a pipe or a device would notice
+  errno = 0;
+  if (!std::ofstream(path, std::ios::app)) {
+    throw std::runtime_error(std::string(option) + " can't write " + path + " (" +
+                             std::generic_category().message(errno) +
+                             "); it takes a file that is new or may be changed, in a folder that exists");
+  }
+  if (!std::filesystem::exists(before)) std::filesystem::remove(std::filesystem::canonical(path, ignored), ignored);
+}
+
 template <class Write> void write_file(const std::string& path, Write&& write) {
   if (path.empty()) return;
   std::ofstream file(path);
@@ -93,6 +111,8 @@ template <class Write> void write_file(const std::string& path, Write&& write) {
 int plan(const options& o) {
   std::ifstream file(o.input);
   if (!file) throw std::runtime_error("cannot read " + o.input);
+  check_writable("--output", o.output);
+  check_writable("--map", o.map);
   const heddle::lifetime_table table = heddle::read_lifetimes(file);
   const std::span<const heddle::lifetime> lifetimes(table.lifetimes);
   std::printf("%zu buffers\n\n%9s %14s %14s %8s\n", table.names.size(), "seconds", "peak", "lower bound", "gap");
