@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <heddle/memory/checking.hpp>
+#include <heddle/memory/limiting.hpp>
 #include <heddle/memory/tracking.hpp>
 
 #include "conformance.hpp"
@@ -70,6 +71,27 @@ TEST_CASE("checking: of two threads that give one block back, the second is told
     CHECK(memory.faults().back().what == memory_misuse::double_free);
   }
   CHECK(upstream.live() == 0);
+}
+
+TEST_CASE("checking: an error has the size that was asked for and says what canaries need", "[memory]") {
+  hd::limiting upstream{hd::host_resource{}, 1000};
+  hd::checking memory{upstream};
+  void* const p = memory.allocate_sync(100, 8);
+  try {
+    memory.allocate_sync(700, 256);
+    FAIL("with its canaries it needs 1020 bytes of 772");
+  } catch (const hd::memory_error& e) {
+    CHECK(e.requested() == 700);
+    CHECK(e.limit() == 1000);
+    CHECK(e.in_use() == 100 + 64 + 64);
+    CHECK(e.largest_free() == 1000 - 228);
+    CHECK(std::string(e.what()) ==
+          "heddle::checking, with 320 bytes of canaries beside them: can't allocate 700 bytes "
+          "(limit 1000, in use 228, largest free block 772)");
+  }
+  memory.deallocate_sync(p, 100, 8);
+  CHECK(upstream.in_use() == 0);
+  CHECK(memory.faults().empty());
 }
 
 TEST_CASE("checking: foreign pointers, wrong sizes and alignments", "[memory]") {

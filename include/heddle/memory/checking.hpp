@@ -64,7 +64,14 @@ class checking_policy {
       std::lock_guard lock(mutex);
       faults.reserve(faults.size() + 2 * live.size() + 8);
     }
-    auto* const p = static_cast<unsigned char*>(take(before + bytes + canary_bytes, alignment));
+    auto* const p = static_cast<unsigned char*>([&] {
+      try {
+        return take(before + bytes + canary_bytes, alignment);
+      } catch (const memory_error& e) {  // which knows the block with its canaries
+        throw memory_error("checking, with " + std::to_string(before + canary_bytes) + " bytes of canaries beside them",
+                           bytes, e.limit(), e.in_use(), e.largest_free());
+      }
+    }());
     std::memset(p, canary, before);
     std::memset(p + before + bytes, canary, canary_bytes);
     auto node = record.extract(record.begin());
@@ -140,7 +147,8 @@ class checking_policy {
 /// Order:   any upstream on the host, which writes to the memory; outermost, since the call sites are those that call
 ///          this adaptor. On a device compute-sanitizer looks for overruns.
 /// Sync:    a mutex; thread-safe if the upstream is.
-/// Throws:  what the upstream throws; `argument_error` on a bad alignment.
+/// Throws:  what the upstream throws, a `memory_error` with the size that was asked for here: its other figures are the
+///          upstream's, which counts the known bytes too; `argument_error` on a bad alignment.
 template <class Upstream = host_resource> class checking {
   static_assert(has_allocate_sync<Upstream> && has_deallocate_sync<Upstream>,
                 "heddle::checking: the upstream must provide allocate_sync and a noexcept deallocate_sync");
