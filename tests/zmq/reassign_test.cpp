@@ -28,13 +28,14 @@ const table_type::settings how{.shard_bits = 4};
 
 struct job {
   hd::worker_death on_death;
+  std::uint64_t apart = 0;  // each worker's clock is so much ahead of the one's before
   heddle_test::folder dir{};
   std::vector<std::string> addresses = dir.addresses(servers + workers);
   std::string data = dir.file(5), parts[2] = {dir.file(6), dir.file(7)};
   std::atomic<int>* pushed = static_cast<std::atomic<int>*>(
       mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));  // by each process
 
-  explicit job(hd::worker_death d = hd::worker_death::reassign) : on_death(d) {
+  explicit job(hd::worker_death d = hd::worker_death::reassign, std::uint64_t ns = 0) : on_death(d), apart(ns) {
     std::ofstream file(data, std::ios::binary);
     for (std::uint64_t i = 0; i < records; ++i) file.write(reinterpret_cast<const char*>(&i), sizeof i);
     REQUIRE(file.flush());
@@ -72,6 +73,8 @@ void work(const job& j, int w) {
   o.servers = servers;
   o.retry = 10ms;
   for (int of = w; of >= 0;) {
+    const auto now = std::chrono::system_clock::now().time_since_epoch() / 1ns;
+    o.object = static_cast<std::uint64_t>(now) + static_cast<std::uint64_t>(w) * j.apart;
     hd::sharded_table<table_type, hd::zmq::messenger> t(how, m, o);
     hd::multi_queue_reader reader{hd::integers<std::uint64_t>{1},
                                   {j.data},
@@ -105,7 +108,7 @@ void work(const job& j, int w) {
 
 TEST_CASE("workers are killed in the middle of a file, and each of its records is pushed once an epoch") {
   for (std::uint64_t run = 0; run < 6; ++run) {
-    const job j;
+    const job j(hd::worker_death::reassign, run < 3 ? 0 : 3'600'000'000'000);
     std::vector<std::unique_ptr<process>> all;
     for (int r = 0; r < servers; ++r) all.push_back(std::make_unique<process>([&, r] { serve(j, r); }));
     for (int w = 0; w < workers; ++w) all.push_back(std::make_unique<process>([&, w] { work(j, w); }));

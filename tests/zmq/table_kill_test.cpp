@@ -38,7 +38,7 @@ struct job {
   // The last names in the folder, which it removes.
   std::vector<std::string> paths{dir.file(6), dir.file(7)};
   std::atomic<int>* done = static_cast<std::atomic<int>*>(
-      mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));  // steps of each worker
+      mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));  // of each worker: steps, lives
 
   ~job() {
     munmap(done, 4096);
@@ -89,6 +89,7 @@ void work(const job& j, int w) {
   o.servers = j.servers;
   o.retry = 10ms;
   o.resumes = true;  // behind what a former life has pushed
+  o.object = 1000u - static_cast<unsigned>(++j.done[workers + w]);  // each life by a clock that is behind the former's
   hd::sharded_table<table_type, hd::zmq::messenger> t(how, m, o);
   std::vector<float> rows(keys_per_step * dim);
   for (int s = static_cast<int>(t.pushed_before()); s < steps; ++s) {

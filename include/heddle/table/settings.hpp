@@ -93,17 +93,21 @@ struct worker_options {
   /// has one of them passes it over.
   bool resumes = false;
   int stands_for = -1;  ///< The worker whose pushes these are, see `sharded_table::next_orphan`; -1: its own.
+  /// Where this object's number begins, below 2^63; 0: the wall clock's nanoseconds. A worker's objects have rising
+  /// numbers: a server that knows a higher one says so, which costs a round trip.
+  std::uint64_t object = 0;
 
   /// Throws argument_error for a number outside its range.
   void check() const {
     constexpr std::chrono::nanoseconds year = std::chrono::hours(24 * 365);
     if (!(retry.count() > 0 && retry <= year && patience.count() > 0 && patience <= year && gather_for.count() >= 0 &&
-          cached_for > 0 && stands_for >= -1 && stands_for < 0x3fff))
+          cached_for > 0 && stands_for >= -1 && stands_for < 0x3fff && object >> 63 == 0))
       throw argument_error("heddle::worker_options: retry " + std::to_string(retry.count()) + " ns, patience " +
                            std::to_string(patience.count()) + " ns, gather_for " + std::to_string(gather_for.count()) +
                            " ns, cached_for " + std::to_string(cached_for) + ", stands_for " +
-                           std::to_string(stands_for) +
-                           "; allowed are more than 0 and up to a year, gather_for also 0, stands_for -1 to 16382");
+                           std::to_string(stands_for) + ", object " + std::to_string(object) +
+                           "; allowed are more than 0 and up to a year, gather_for also 0, stands_for -1 to 16382, "
+                           "object below 2^63");
     if (cached_rows != 0 && !std::has_single_bit(cached_rows))
       throw argument_error("heddle::worker_options: cached_rows is " + std::to_string(cached_rows) +
                            ", allowed is 0 or a power of two");

@@ -8,7 +8,6 @@
 
 #include <chrono>
 #include <deque>
-#include <limits>
 #include <utility>
 
 #include <unistd.h>
@@ -159,7 +158,8 @@ template <class Table, messenger Messenger> class table_server {
       return fail(r, "this rank stands for worker " + std::to_string(head.stands_for - 1) + ", which there isn't");
     if (head.stands_for != 0) r.worker = head.stands_for - 1u;
     worker& of = workers_[r.worker];
-    if (head.object < of.object) {  // a late message of a former sharded_table
+    if (head.object < of.object) {  // late, of a former sharded_table; or of a new one by a clock behind that one's
+      if (static_cast<tag>(r.tag) == tag::hello) return reply(of, r, status::outdated);
       if (of.voice != r.from.rank) fail(r, "its data was given to rank " + std::to_string(of.voice));
       return;
     }
@@ -415,6 +415,7 @@ template <class Table, messenger Messenger> class table_server {
     out_.put(head);
     if (rows) detail::put_floats(out_, floats_.data(), floats_.size(), head.half != 0);
     if (what == tag::orphan) out_.put(said);
+    if (s == status::outdated) out_.put(w.object);
     send(r.from, r.id, what == tag::push);
   }
   void fail(const request& r, const std::string& why) {

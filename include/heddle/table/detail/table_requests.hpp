@@ -45,8 +45,11 @@ template <class Messenger> class table_requests {
  public:
   table_requests(Messenger& m, const worker_options& o, std::uint64_t layout, std::size_t width)
       : messenger_(&m), options_(o), layout_(layout), width_(width), links_(static_cast<std::size_t>(o.servers)) {
-    object_ =
-        static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
+    object_ = o.object;
+    if (object_ == 0)
+      object_ =
+          static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
+    step_ = 1 + (mix(object_ + m.life()) >> 32);
   }
   ~table_requests() { stop(); }
   std::mutex& mutex() const noexcept { return mutex_; }
@@ -57,7 +60,10 @@ template <class Messenger> class table_requests {
     for (int k = 0; k < options_.servers; ++k) messenger_->connect(k);
     receiver_ = std::thread([this, late] { receive(late); });
     std::unique_lock lock(mutex_);
-    ask_all(lock, tag::hello, "hello");
+    for (std::uint64_t as = 0; as != object_;) {
+      as = object_;
+      ask_all(lock, tag::hello, "hello");
+    }
     const std::uint64_t least = std::min_element(links_.begin(), links_.end(), [](const link& a, const link& b) {
                                   return a.next < b.next;
                                 })->next;
@@ -254,6 +260,12 @@ template <class Messenger> class table_requests {
       failure_ = std::string(reinterpret_cast<const char*>(in.take(in.left())), m.body.size() - sizeof r);
       return;
     }
+    if (r.status == reply_status::outdated) {  // all are greeted anew, with a number above the one that this server has
+      if (!calls_.contains(m.id)) return;      // greeted long ago
+      object_ = in.get<std::uint64_t>() + step_;
+      for (auto& [id, c] : calls_) c.answered = true;
+      return;
+    }
     if (m.from.life < life_of_[m.from.rank]) return;
     if (m.from.life > life_of_[m.from.rank]) {
       // A server that has started again may have less than before.
@@ -306,7 +318,8 @@ template <class Messenger> class table_requests {
 
   Messenger* messenger_;
   worker_options options_;
-  std::uint64_t layout_, object_ = 0, last_id_ = 0, retries_ = 0, sent_before_ = 0;
+  std::uint64_t layout_, object_, last_id_ = 0, retries_ = 0, sent_before_ = 0;
+  std::uint64_t step_;  // above a former object: another one for each life, lest two of them take the same number
   std::size_t width_;  // floats of a row
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -31,7 +31,7 @@ struct table_request {
   std::uint64_t pushes = 0;  // of a pull or a save: the answer is to be as of so many pushes of this worker, at least
   std::uint64_t first = 0;   // number of the first push in the worker's log
   std::uint64_t items = 0;   // keys that follow
-  std::uint64_t object = 0;  // which sharded_table of this rank it is from: later ones have higher numbers
+  std::uint64_t object = 0;  // which of the worker's sharded_tables it is from: later ones have higher numbers
   float lr = 0.0f;           // of a push
   std::uint16_t stands_for = 0;  // 1 + the worker whose pushes these are; 0: the sender's own
   std::uint8_t half = 0;         // the floats that follow, or those wanted, have 16 bits
@@ -42,7 +42,8 @@ struct table_request {
   std::uint8_t unused[5] = {};
 };
 
-enum class reply_status : std::uint32_t { done = 1, behind = 2, failed = 3 };
+// outdated: to a greeting whose number isn't above that of the sharded_table that greeted last, which follows.
+enum class reply_status : std::uint32_t { done = 1, behind = 2, failed = 3, outdated = 4 };
 
 struct table_reply {
   std::uint64_t next = 0;     // the number of the worker's push that the server expects
