@@ -393,7 +393,9 @@ TEST_CASE("a worker goes on above the last object that any server knows, whateve
           // The second server knows one that died before it reached the first.
           const std::uint64_t last[2] = {100, 900};
           {
-            hd::threads::messenger m(quick(), place, 2);
+            hd::messenger_options ahead = quick();
+            ahead.life = std::uint64_t{1} << 62;
+            hd::threads::messenger m(ahead, place, 2);
             const auto await = [&](hd::message_kind kind, int n) {
               for (int i = 0; i < 50 && n > 0; ++i)
                 if (const auto got = m.receive(200ms); got && got->kind == kind) --n;

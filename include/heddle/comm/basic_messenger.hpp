@@ -148,11 +148,11 @@ template <class Transport> class basic_messenger {
     }
   }
 
-  /// @brief Begins another life, as if the process had restarted: forgets what has come and wasn't received, and what
-  /// is known of peers, and looks for those again that were there.
+  /// @brief Begins another life, above those that peers know who refused this one, as if the process had restarted:
+  /// forgets what has come and wasn't received, and what is known of peers, and looks for those that were there.
   void renew() {
     std::lock_guard lock(mutex_);
-    life_ = detail::next_life(life_);
+    life_ = detail::next_life((std::max)(life_, known_));
     inbox_.clear();
     for (int r = 0; r < size(); ++r) {
       peer& p = at(r);
@@ -221,7 +221,7 @@ template <class Transport> class basic_messenger {
     const bool known = kind == detail::packet_kind::bye || kind == detail::packet_kind::refuse;
     const std::string where = known ? std::string() : transport_.where();
     payload body(std::as_bytes(std::span(where)));
-    write_head(p, body, {.kind = kind, .to = to});
+    write_head(p, body, {.kind = kind, .to = to, .id = (std::max)(p.life, p.ended)});
     if (!p.open || !transport_.put(r, body)) return false;
     p.said = true;
     p.told = p.consumed;
@@ -277,6 +277,7 @@ template <class Transport> class basic_messenger {
     // Before what the peer's life is worth here: two that hold each other for dead must both learn it.
     if (h.kind == detail::packet_kind::refuse) {
       if (h.to != life_ || h.from < p.life || std::exchange(p.refused, true)) return;
+      known_ = (std::max)(known_, h.id);
       news(message_kind::refused, r, h.from, "rank " + std::to_string(r) + " holds this life for dead");
       return;
     }
@@ -392,8 +393,7 @@ template <class Transport> class basic_messenger {
   void chores(clock::time_point now) {
     const bool due = now - chored_ >= options_.beat / 2;
     if (!due && (!owing_ || now - tried_ < std::chrono::milliseconds(1))) return;
-    owing_ = false;
-    tried_ = now;
+    owing_ = false, tried_ = now;
     const bool slept = now - chored_ > options_.silence / 2;
     if (due) chored_ = now;
     for (int i = 0; due && i < 10'000 && pump();) ++i;  // nobody is silent whose packets lie here
@@ -436,7 +436,7 @@ template <class Transport> class basic_messenger {
   std::vector<peer> peers_;
   std::deque<detail::arrival_of_message> inbox_;
   messenger_counts counts_;
-  std::uint64_t life_, receives_ = 0;
+  std::uint64_t life_, known_ = 0, receives_ = 0;  // known_: the highest of this rank's lives that others know
   std::exception_ptr failure_;  // of the thread of its own, not thrown yet
   clock::time_point chored_{}, tried_{};
   bool owing_ = false, stopping_ = false;  // some peer is owed a beat; the thread shall end

@@ -18,10 +18,10 @@ struct packet_head {
   std::int32_t source = 0;
   std::uint32_t tag = 0;
   std::uint64_t from = 0, to = 0;  // lives; `to` is 0 if the sender knows none
-  std::uint64_t id = 0;
-  std::uint64_t place = 0;   // units sent before, in this pair of lives
-  std::uint64_t credit = 0;  // units received by the sender's program
-  std::uint64_t bytes = 0;   // length of what follows
+  std::uint64_t id = 0;            // without a message: the latest life of the receiver's rank that the sender knows
+  std::uint64_t place = 0;         // units sent before, in this pair of lives
+  std::uint64_t credit = 0;        // units received by the sender's program
+  std::uint64_t bytes = 0;         // length of what follows
 };
 static_assert(sizeof(packet_head) == payload::room);
 
