@@ -289,12 +289,7 @@ template <class Messenger, class Memory = host_resource> class geo_replica {
     ++done_.staleness[(std::min<std::uint64_t>)(head.staleness, 15)];
     for (detail::row_reader in(body, head, map_, k); !in.done(); in.next()) {
       const auto& r = in.row();
-      float *const now = rows_[r.tensor].values + r.begin, *const old = agreed_.data() + r.at;
-      for (std::size_t i = 0; i < r.count; ++i) {
-        const float s = in.values()[i];
-        now[i] = settled || now[i] == old[i] ? s : now[i] + (s - old[i]);
-        old[i] = s;
-      }
+      detail::follow(in.values(), rows_[r.tensor].values + r.begin, agreed_.data() + r.at, r.count, !settled);
     }
   }
 

@@ -187,13 +187,7 @@ template <class Key, class Row, class Rule, class Initial, messenger Messenger> 
     }
   }
   // Takes the servers' row.
-  void know(std::uint32_t at, const float* row) {
-    float *const l = record(at), *const o = l + dim;
-    for (std::size_t i = 0; i < dim; ++i) {
-      l[i] = l[i] == o[i] ? row[i] : l[i] + (row[i] - o[i]);  // nothing kept: the servers' to the bit
-      o[i] = row[i];
-    }
-  }
+  void know(std::uint32_t at, const float* row) { detail::follow(row, record(at), record(at) + dim, dim); }
   void use(std::uint32_t at, was how) {
     if (used_[at] == was::idle) due_.push_back(at);
     used_[at] = (std::max)(used_[at], how);

@@ -99,6 +99,15 @@ template <class Half = bfloat16> void take_floats(byte_reader& in, float* x, std
   }
 }
 
+// A replica of Geo-SGD takes a row that servers have: it moves by what they have moved since it last knew theirs. Where
+// nothing of its own is kept, or is to be, it is theirs to the bit.
+inline void follow(const float* servers, float* own, float* known, std::size_t n, bool keep = true) noexcept {
+  for (std::size_t i = 0; i < n; ++i) {
+    own[i] = !keep || own[i] == known[i] ? servers[i] : own[i] + (servers[i] - known[i]);
+    known[i] = servers[i];
+  }
+}
+
 }  // namespace detail
 }  // namespace v0
 }  // namespace heddle
