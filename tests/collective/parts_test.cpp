@@ -2,7 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <heddle/collective/halves.hpp>
 #include <heddle/collective/leaders.hpp>
+#include <heddle/comm/counting.hpp>
+#include <heddle/comm/faulty.hpp>
+#include <heddle/comm/fingerprint.hpp>
+#include <heddle/comm/rank_group.hpp>
 #include <heddle/comm/threads.hpp>
+#include <heddle/comm/throttled.hpp>
+#include <heddle/comm/traced.hpp>
+#include <heddle/trace/timeline.hpp>
 
 #include "../support/catch.hpp"
 #include "../support/rank_check.hpp"
@@ -17,7 +24,9 @@ namespace hd = heddle;
 using namespace std::chrono_literals;
 using heddle_test::add;
 using heddle_test::add_beyond;
+using heddle_test::any;
 using heddle_test::check_in_parts;
+using heddle_test::counting_parts;
 using heddle_test::late;
 
 namespace {
@@ -275,5 +284,53 @@ TEST_CASE("after an operation has thrown between parts, a plan serves again, in 
         for (std::size_t i = 0; i < n; ++i) REQUIRE(d[i] == static_cast<float>(3 * (i % 97) + 3));
       }
     }
+  }
+}
+
+TEST_CASE("parts pass through wrappers, those of groups, too") {
+  hd::timeline times;
+  const auto through = [](auto wrapped, auto& plain, std::size_t parts) {
+    check_in_parts<float>(wrapped, plain, "ring", late(hd::ring{}), 300 * static_cast<std::size_t>(plain.size()),
+                          hd::sum{}, parts);
+    check_in_parts<hd::float16>(wrapped, plain, "hierarchical of 2", late(hd::hierarchical<>{.group = 2}), 1207,
+                                hd::mean{}, parts ? any : 0);
+  };
+  on_ranks(3, 64, 400, [&](auto& comm, auto& plain) {
+    hd::counting counted(comm);
+    through(counted, plain, 6);
+    // 3 ranks: 2 n / 3 of the ring's 2 n bytes in each half, in 4 messages a run; parts aren't counted one by one.
+    counted = hd::counting(comm);
+    hd::all_reduce(counted, hd::ring{}, std::span(std::vector<float>(900).data(), 900));
+    RANK_CHECK(counted.sent().messages == 4 && counted.sent().bytes == 4 * 1200);
+    through(hd::traced(comm, times), plain, 6);
+    through(hd::fingerprint(comm), plain, 6);
+    through(hd::faulty(comm, hd::failures{.late = 0.1, .longest = 50us}), plain, 6);
+    through(hd::throttled(comm, hd::link_cost{.alpha = 1e-6}), plain, 0);  // which adds messages
+    through(hd::counting(hd::fingerprint(hd::faulty(comm, hd::failures{}))), plain, 6);
+  });
+  // Two groups of ranks that aren't neighbours: what a group's call will receive is told by ranks underneath.
+  on_ranks(5, 64, 400, [&](auto& comm, auto& plain) {
+    hd::rank_group group(comm, comm.rank() % 2), same(plain, plain.rank() % 2);
+    through(group, same, 3 * (static_cast<std::size_t>(group.size()) - 1));
+    hd::rank_group inner(group, 0), inner_plain(same, 0);
+    through(inner, inner_plain, 3 * (static_cast<std::size_t>(group.size()) - 1));
+  });
+}
+
+TEST_CASE("a fault within a round of parts strikes before the first of them") {
+  using enum hd::failure;
+  for (const std::uint64_t call : {0, 1}) {  // of four rounds; both reduce
+    std::vector<float> data(900, 1.0f);
+    CHECK_THROWS_AS(on_ranks(3, 64, 400,
+                             [&](auto& comm, auto&) {
+                               std::vector<float> others(900, 1.0f);
+                               hd::faulty bad(comm, hd::failures{.what = throw_within, .rank = 1, .call = call});
+                               counting_parts counted(bad);
+                               std::vector<float>& mine = comm.rank() == 1 ? data : others;
+                               hd::all_reduce(counted, hd::ring{}, std::span(mine));
+                             }),
+                    hd::injected_failure);
+    // Rank 1 has reduced as many blocks as it has been through rounds.
+    CHECK(std::count(data.begin(), data.end(), 1.0f) == (call == 0 ? 900 : 600));
   }
 }

@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: The Heddle authors
 // SPDX-License-Identifier: Apache-2.0
-#include <heddle/comm/mpi.hpp>
+#include <heddle/comm/counting.hpp>
+#include <heddle/comm/rank_group.hpp>
 
 #include "../collective/parts.hpp"
 #include "support.hpp"
@@ -96,5 +97,16 @@ TEST_CASE("two long messages of one rank in one round come over mpi one after th
     whole_only plain(comm);
     for (const std::size_t n : {std::size_t{20000}, std::size_t{40002}, std::size_t{100002}})
       check_in_parts<float>(comm, plain, "two at once", heddle_test::two_at_once(), n, hd::sum{}, 0);
+  });
+}
+
+TEST_CASE("parts pass over mpi through groups of ranks") {
+  on_ranks(world_size(), in_parts(), [](auto& comm) {
+    hd::counting counted(comm);
+    hd::rank_group group(counted, comm.rank() % 2);  // neighbours in a group aren't neighbours in the world
+    whole_only plain(group);
+    const std::size_t p = static_cast<std::size_t>(group.size());
+    check_in_parts<float>(group, plain, "ring", late(hd::ring{}), 20001 * p, hd::sum{}, 3 * (p - 1));
+    check_in_parts<hd::float16>(group, plain, "direct", late(hd::direct{}), 50000 * p, hd::mean{}, p == 1 ? 0 : 3);
   });
 }

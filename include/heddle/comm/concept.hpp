@@ -204,7 +204,7 @@ concept stream_ordered = requires(C& c, void* to, const void* from, std::size_t 
 /// `arrival::data` are those bytes. `takes(n)` says whether parts of n bytes will do, and the last one shorter.
 /// `expects(n, f)` calls f(round, incoming) for what the same call receives from this round on, if it is longer than n
 /// bytes; a communicator asks in a call's first round.
-/// A wrapper that changes peers or messages passes a function of its own on, which is none of that.
+/// A wrapper that changes peers renames them in `expects`; one that adds messages passes a mere function on.
 template <class Apply>
 concept takes_parts = requires(Apply& a, const Apply& c, std::span<const arrival> got, std::size_t n,
                                void (*f)(std::uint8_t, const incoming&)) {

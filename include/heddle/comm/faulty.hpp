@@ -75,10 +75,10 @@ class faulty : public detail::wrapper<Comm> {
   void exchange(header h, std::span<const outgoing> out, std::span<const incoming> in, Apply&& apply) {
     const failure what = next();
     before(what, name_of(h.kind));
-    inner_.exchange(h, this->settled(out), in, [&](std::span<const arrival> got) {
+    const auto first = [&] {
       if (what == failure::throw_within) raise();
-      apply(got);
-    });
+    };
+    inner_.exchange(h, this->settled(out), in, detail::applying{apply, first, [](int peer) { return peer; }});
     after(what);
   }
 

@@ -48,8 +48,7 @@ template <class Comm> class rank_group : public detail::wrapper<Comm> {
     in_.assign(in.begin(), in.end());
     for (outgoing& m : out_) m.peer = member(m.peer);
     for (incoming& m : in_) m.peer = member(m.peer);
-    // Nothing but a function: what `apply` says of peers (takes_parts) are ranks of the group.
-    inner_.exchange(h, out_, in_, [&](std::span<const arrival> got) { apply(got); });
+    inner_.exchange(h, out_, in_, detail::applying{apply, [] {}, [this](int peer) { return member(peer); }});
   }
 
  private:

@@ -61,6 +61,7 @@ class throttled : public detail::wrapper<Comm> {
       there = expected;
       in_.push_back({m.peer, &there, sizeof there});
     }
+    // Whole: among the round's messages are the stamps, and parts are of equally long ones.
     inner_.exchange(h, out_, in_, [&](std::span<const arrival> got) { apply(got.first(in.size())); });
     const auto last = std::max_element(stamps_.begin(), stamps_.end());
     if (last != stamps_.end()) std::this_thread::sleep_until(*last);

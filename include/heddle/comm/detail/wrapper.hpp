@@ -11,6 +11,40 @@ namespace heddle {
 inline namespace v0 {
 namespace detail {
 
+// An `apply` for the communicator underneath, which does what the caller's does, and in parts what that takes in parts.
+// `first()` is called before anything of the round is applied, `there(peer)` is the number underneath of a rank here.
+template <class Apply, class First, class There> struct applying {
+  Apply& apply;
+  First first;
+  There there;
+
+  void operator()(std::span<const arrival> got) const {
+    first();
+    apply(got);
+  }
+  bool takes(std::size_t bytes) const
+    requires takes_parts<Apply>
+  {
+    return apply.takes(bytes);
+  }
+  void part(std::span<const arrival> got, std::size_t offset, std::size_t bytes) const
+    requires takes_parts<Apply>
+  {
+    if (offset == 0) first();
+    apply.part(got, offset, bytes);
+  }
+  template <class Function>
+  void expects(std::size_t above, Function&& f) const
+    requires takes_parts<Apply>
+  {
+    apply.expects(above, [&](std::uint8_t round, incoming m) {
+      m.peer = there(m.peer);
+      f(round, m);
+    });
+  }
+};
+template <class Apply, class First, class There> applying(Apply&, First, There) -> applying<Apply, First, There>;
+
 // What every wrapper forwards unchanged. The communicator underneath is held by value.
 template <class Comm> class wrapper {
   static_assert(communicator<Comm>, "heddle: a wrapper needs a communicator; see docs/comm.md");
