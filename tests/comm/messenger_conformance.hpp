@@ -261,7 +261,10 @@ template <class M> void come_and_go(M& m, findings& found) {
   } else if (me == 1) {
     const hd::address former{0, m.life_of(0)};
     m.send(former, 2, 0, hd::payload(0));
-    m.send(former, 4, 43, hd::payload(0));  // under way when the life ends, or refused
+    try {
+      m.send(former, 4, 43, hd::payload(0));  // under way when the life ends, refused there, or after its end
+    } catch (const hd::peer_error&) {
+    }
     const hd::message died = in.next(kind::died, 0, 0);
     const hd::message joined = in.next(kind::joined, 0, 0);  // of all that is known, the first is the former life
     const hd::address now = joined.from == former ? in.next(kind::joined, 0, 0).from : joined.from;
