@@ -124,7 +124,7 @@ TEST_CASE("pipelining hides one kind of link behind the other") {
   CHECK(before <= 1.25 * std::max(inside, across));
 }
 
-TEST_CASE("every candidate of automatic is proven, and none is better than its choice") {
+TEST_CASE("every candidate of automatic is proven, and none is better than its choice", "[sweep]") {
   for (const int size : {1, 2, 3, 5, 8, 12, 16, 23}) {
     for (const int node : {0, 1, 3, 4, 8}) {
       const hd::automatic t{cluster(1e-6, 1e-10, 1e-5, 1e-9, node, hd::sharing::node, 1e-10)};
@@ -247,7 +247,7 @@ TEST_CASE("calibrate finds the costs of a cluster, and all ranks get the same") 
   CHECK_THROWS_AS(hd::calibrate(alone, -1), hd::argument_error);
 }
 
-TEST_CASE("the example of the documentation for automatic") {
+TEST_CASE("the example of the documentation for automatic", "[sweep]") {
   // example-begin automatic
   hd::threads::run(4, [](auto& comm) {
     const hd::links costs = hd::calibrate(comm);                          // a second; every rank gets the same value
