@@ -38,15 +38,24 @@ std::vector<double> local_reference(const std::vector<std::size_t>& batches, con
 
 std::size_t spread(std::size_t s, int r) { return s * 100 + static_cast<std::size_t>(r) * 10; }
 
-template <class Plan>
-void check_local(const Plan& plan, std::size_t period, const std::vector<std::size_t>& batches,
-                 const std::vector<std::size_t>& sizes, double tolerance) {
+struct itself {
+  template <class Comm> Comm& operator()(Comm& comm) const { return comm; }
+};
+struct group_of_all {
+  template <class Comm> hd::rank_group<Comm> operator()(Comm& comm) const { return {comm, 0}; }
+};
+
+// `over`: the communicator that the trainer gets.
+template <class Plan, class Over = itself>
+std::vector<float> check_local(const Plan& plan, std::size_t period, const std::vector<std::size_t>& batches,
+                               const std::vector<std::size_t>& sizes, double tolerance, Over over = {}) {
   const auto expected = local_reference(batches, sizes, period, static_cast<double>(0.05f), spread);
   const int ranks = static_cast<int>(batches.size());
   std::vector<std::vector<float>> out(batches.size());
   hd::threads::run({.ranks = ranks, .deadline = std::chrono::seconds(20)}, [&](auto& comm) {
     quadratic m;
-    hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{}};
+    auto&& group = over(comm);
+    hd::data_parallel dp{plan, group, m.tensors(), hd::sgd{}};
     const auto r = static_cast<std::size_t>(comm.rank());
     for (std::size_t s = 0; s < batches[r]; ++s) train_step(dp, m, spread(s, comm.rank()), sizes[r], 0.05f);
     dp.join();
@@ -54,6 +63,7 @@ void check_local(const Plan& plan, std::size_t period, const std::vector<std::si
   });
   CHECK(all_equal(out));
   CHECK(distance(out[0], expected) < tolerance);
+  return out[0];
 }
 }  // namespace
 
@@ -66,6 +76,15 @@ TEST_CASE("local_sgd is its definition, for any period") {
   }
   check_local(hd::strategy{.compressor = hd::cast<hd::float16>{}, .mode = hd::local_sgd{.period = 3}}, 3, {12, 12, 12}, {1, 5, 2}, 1e-3);
   check_local(hd::strategy{.topology = hd::native{}, .mode = hd::local_sgd{.period = 3}}, 3, {12, 12}, {1, 5}, 1e-6);
+}
+
+TEST_CASE("over a group that is the whole world local_sgd is its definition, and that over the world bit for bit") {
+  for (const std::size_t period : {1u, 2u, 3u, 8u, 100u}) {
+    const auto plan = hd::strategy{.mode = hd::local_sgd{.period = period}};
+    CAPTURE(period);
+    CHECK(check_local(plan, period, {12, 12, 12, 12}, {1, 5, 2, 3}, 1e-6, group_of_all{}) ==
+          check_local(plan, period, {12, 12, 12, 12}, {1, 5, 2, 3}, 1e-6));
+  }
 }
 
 TEST_CASE("local_sgd ends with uneven batches, and weights by samples") {
