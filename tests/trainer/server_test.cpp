@@ -693,6 +693,30 @@ TEST_CASE("Geo-SGD on servers: after t pushes all but (1 - 1/N)^t of a move is t
   }
 }
 
+TEST_CASE("a report counts the moves of replicas by the updates of others that each came after") {
+  on_threads(2, [&](auto& comm) {
+    float w = 0.0f, g = -1.0f;
+    const auto plan = hd::strategy{.mode = hd::async_geo_sgd{.servers = 1, .period = 1}};
+    hd::data_parallel dp{plan, comm, hd::tensors(&w, &g, std::array<std::size_t, 1>{1}), hd::sgd{}};
+    const auto step = [&] {
+      dp.ready(0);
+      dp.step({.lr = 1.0f});
+    };
+    while (comm.rank() == 1 && dp.report().meetings < 20) step();  // 19 are answered then
+    hd::barrier(comm);
+    if (comm.rank() == 0) step();
+    hd::barrier(comm);
+    dp.join();
+    const hd::report r = dp.report();
+    const std::uint64_t near = r.staleness[0] + r.staleness[1] + r.staleness[2];
+    if (comm.rank() == 0) {
+      RANK_CHECK((r.meetings == 2 && r.staleness[15] == 1 && near == 1));
+    } else {
+      RANK_CHECK((r.meetings == 21 && r.staleness[0] >= 19 && near == 21));
+    }
+  });
+}
+
 TEST_CASE("Geo-SGD on servers loses no move of a row, whoever changes it when, and over bad messengers") {
   const auto sums = [](const auto& connection, hd::geo_wait wait, int ranks) {
     on_threads(ranks, [&](auto& comm) {
