@@ -123,6 +123,61 @@ struct slow_connection {
   }
 };
 
+// Messengers that keep all answers back while `held` says so, but for half a minute at most, so that who waits fails.
+struct holding_connection {
+  std::atomic<bool>* held = nullptr;
+
+  class holding_messenger {
+   public:
+    holding_messenger(std::unique_ptr<hd::threads::messenger> m, const std::atomic<bool>& held)
+        : inner_(std::move(m)), held_(&held) {}
+    int rank() const { return inner_->rank(); }
+    int size() const { return inner_->size(); }
+    std::uint64_t life() const { return inner_->life(); }
+    std::uint64_t life_of(int rank) const { return inner_->life_of(rank); }
+    void connect(int rank) { inner_->connect(rank); }
+    void renew() { inner_->renew(); }
+    void send(hd::address to, std::uint32_t tag, std::uint64_t id, hd::payload&& body) {
+      inner_->send(to, tag, id, std::move(body));
+    }
+    bool try_send(hd::address to, std::uint32_t tag, std::uint64_t id, hd::payload&& body) {
+      const std::lock_guard lock(mutex_);
+      if (static_cast<hd::detail::row_tag>(tag) != hd::detail::row_tag::reply || (!holds() && kept_.empty()))
+        return inner_->try_send(to, tag, id, std::move(body));
+      kept_.push_back({to, tag, id, std::move(body)});
+      return true;
+    }
+    std::optional<hd::message> receive(std::chrono::nanoseconds longest) {
+      {
+        const std::lock_guard lock(mutex_);
+        for (; !kept_.empty() && !holds(); kept_.pop_front()) {
+          letter& l = kept_.front();
+          if (!inner_->try_send(l.to, l.tag, l.id, std::move(l.body))) break;
+        }
+      }
+      return inner_->receive(longest);
+    }
+
+   private:
+    struct letter {
+      hd::address to;
+      std::uint32_t tag;
+      std::uint64_t id;
+      hd::payload body;
+    };
+    bool holds() const { return *held_ && std::chrono::steady_clock::now() < end_; }
+
+    std::unique_ptr<hd::threads::messenger> inner_;
+    const std::atomic<bool>* held_;
+    std::chrono::steady_clock::time_point end_ = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    std::mutex mutex_;
+    std::deque<letter> kept_;
+  };
+  template <class Comm> std::unique_ptr<holding_messenger> open(Comm& comm) const {
+    return std::make_unique<holding_messenger>(hd::threads::connection{}.open(comm), *held);
+  }
+};
+
 // Rank 1's can't be opened.
 struct failing_connection : hd::threads::connection {
   template <class Comm> auto open(Comm& comm) const {
@@ -691,6 +746,33 @@ TEST_CASE("Geo-SGD on servers: after t pushes all but (1 - 1/N)^t of a move is t
       RANK_CHECK_THROWS_AS(replica.touch(1, 0), hd::argument_error);
     });
   }
+}
+
+TEST_CASE("a replica whose answers don't come goes on training, and is right when they come") {
+  std::atomic<bool> held{true};
+  on_threads(3, [&](auto& comm) {
+    std::vector<float> w(5000, 0.0f), g(w.size(), -1.0f);
+    const auto plan = hd::strategy{.mode = hd::async_geo_sgd<holding_connection>{.connection = {&held}, .period = 1}};
+    hd::data_parallel dp{plan, comm, hd::tensors(w.data(), g.data(), std::array<std::size_t, 1>{w.size()}), hd::sgd{}};
+    const auto train = [&](std::size_t steps) {
+      for (std::size_t s = 0; s < steps; ++s) {
+        dp.ready(0);
+        dp.step({.lr = 1.0f});
+      }
+    };
+    train(100);
+    RANK_CHECK(held && dp.report().steps == 100);
+    RANK_CHECK(dp.report().messages == 3);            // one push is open to each server
+    for (const float x : w) RANK_CHECK(x == 100.0f);  // its own moves alone
+    hd::barrier(comm);
+    held = false;
+    train(20);
+    dp.join();
+    for (const float x : w) RANK_CHECK(std::fabs(x - 3.0f * 120.0f) < 1e-3f);
+    std::uint64_t answers = 0;
+    for (const std::uint64_t n : dp.report().staleness) answers += n;
+    RANK_CHECK(answers == dp.report().messages);
+  });
 }
 
 TEST_CASE("a report counts the moves of replicas by the updates of others that each came after") {
