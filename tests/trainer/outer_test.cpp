@@ -239,6 +239,11 @@ TEST_CASE("momentum and period of an outer step are in checkpoints, bit for bit"
     CHECK((twenty(mode, "") == twenty(mode, dir.path())));
   };
   resumes(hd::geo_sgd{.period = 4});
+  resumes(hd::elastic_sgd{.period = 4});
+  resumes(hd::diloco{.period = 4});
+  resumes(hd::slow_momentum{.period = 4});
+  resumes(hd::block_momentum{.period = 4});
+  resumes(hd::heuristic_average{.share = 1e-12, .initial = 4, .most = 4});  // else its period follows measured times
   resumes(hd::outer_step{.outer = hd::outer::sgd{.lr = 0.8f, .momentum = 0.5f}, .weights = hd::weight::equal{},
                          .period = hd::period::adaptive{.initial = 4, .most = 8}});
 }

@@ -389,6 +389,49 @@ TEST_CASE("on one rank a server and a replica give the bits of every_step, a ste
   CHECK(alone(together, hd::lamb{}) == alone(hd::strategy{}, hd::lamb{}));
 }
 
+TEST_CASE("on one rank 10 steps, save, load, 10 steps are 20 steps, bit for bit, in each form of a server mode") {
+  enum class through { nothing, save, save_and_load };
+  const auto twenty = [](const auto& plan, through how) {
+    const scratch_directory scratch;
+    quadratic m;
+    hd::self comm;
+    const hd::sgd rule{.momentum = 0.9f};
+    const auto ten = [&](auto& dp, std::size_t first) {
+      for (std::size_t s = first; s < first + 10; ++s) train_step(dp, m, 2 * s, 2, 0.05f);
+    };
+    const auto last_ten = [&](auto& dp) {
+      ten(dp, 10);
+      dp.join();
+      return m.w;
+    };
+    {
+      hd::data_parallel dp{plan, comm, m.tensors(), rule};
+      ten(dp, 0);
+      if (how != through::nothing) dp.save(scratch.path());
+      if (how != through::save_and_load) return last_ten(dp);
+    }
+    m = quadratic{};
+    hd::data_parallel dp{plan, comm, m.tensors(), rule};
+    dp.load(scratch.path());
+    return last_ten(dp);
+  };
+  const auto resumes = [&](const auto& mode, bool save_waits = false) {
+    const auto plan = hd::strategy{.mode = mode};
+    CAPTURE(mode.name());
+    const auto resumed = twenty(plan, through::save_and_load);
+    CHECK(resumed == twenty(plan, through::save));
+    CHECK((resumed == twenty(plan, through::nothing)) == !save_waits);
+  };
+  resumes(hd::async_ps{});
+  resumes(hd::async_ps{.staleness = 0});
+  resumes(hd::async_ps{.staleness = 2});
+  resumes(hd::async_ps{.merge = 2});
+  resumes(hd::async_ps{.compensation = 0.04f});
+  resumes(hd::async_ps{.sparse = true});
+  resumes(hd::async_ps{.background = true}, true);  // save() takes the answer that is under way
+  resumes(hd::async_geo_sgd{.period = 3});          // 10 is in the middle of a period
+}
+
 TEST_CASE("a gradient of weight 0 doesn't count, and isn't skipped either") {
   const auto nothing = [](const auto& mode) {
     quadratic m;
