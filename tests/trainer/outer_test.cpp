@@ -23,6 +23,8 @@ struct definition {
   std::function<double(double agreed, double mean, double& m)> move;
   std::function<double(double agreed, double before, double replica)> restart = [](double a, double, double) { return a; };
   bool equal_weights = false;
+  std::function<double(std::size_t step, std::size_t rank)> loss = nullptr;
+  double power = 1.0;  // where a loss is given, weights are samples / loss^power
 };
 
 struct outcome {
@@ -37,19 +39,29 @@ outcome simulate(const definition& d, const std::vector<std::size_t>& samples, s
   outcome o{vector(quadratic::count, 0.5), {}};
   o.replicas.assign(ranks, o.agreed);
   vector g(quadratic::count), m(quadratic::count, 0.0);
-  double total = 0.0;
-  for (const std::size_t n : samples) total += d.equal_weights ? 1.0 : static_cast<double>(n);
+  vector weight(ranks);
+  const auto weigh = [&](std::size_t meeting) {
+    double total = 0.0;
+    for (std::size_t r = 0; r < ranks; ++r) {
+      double mean = 0.0;
+      for (std::size_t s = meeting - period; d.loss && s < meeting; ++s)
+        mean += d.loss(s, r) / static_cast<double>(period);
+      weight[r] = (d.equal_weights ? 1.0 : static_cast<double>(samples[r])) / (d.loss ? std::pow(mean, d.power) : 1.0);
+      total += weight[r];
+    }
+    for (double& x : weight) x /= total;
+  };
   for (std::size_t s = 0; s < steps; ++s) {
     for (std::size_t r = 0; r < ranks; ++r) {
       quadratic::gradient(o.replicas[r].data(), g.data(), sample_of(s, static_cast<int>(r)), samples[r]);
       for (std::size_t i = 0; i < g.size(); ++i) o.replicas[r][i] -= lr * g[i];
     }
     if ((s + 1) % period) continue;
+    weigh(s + 1);
     for (std::size_t i = 0; i < g.size(); ++i) {
       double mean = 0.0;
       const double before = o.agreed[i];
-      for (std::size_t r = 0; r < ranks; ++r)
-        mean += (d.equal_weights ? 1.0 : static_cast<double>(samples[r])) / total * (before - o.replicas[r][i]);
+      for (std::size_t r = 0; r < ranks; ++r) mean += weight[r] * (before - o.replicas[r][i]);
       o.agreed[i] = d.move(before, mean, m[i]);
       for (auto& w : o.replicas) w[i] = d.restart(o.agreed[i], before, w[i]);
     }
@@ -66,7 +78,12 @@ void is_defined_by(const Plan& plan, const definition& d, const std::vector<std:
     quadratic m;
     hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{}};
     const auto r = static_cast<std::size_t>(comm.rank());
-    for (std::size_t s = 0; s < steps; ++s) train_step(dp, m, sample_of(s, comm.rank()), samples[r], 0.05f);
+    for (std::size_t s = 0; s < steps; ++s) {
+      dp.begin({.samples = static_cast<double>(samples[r])});
+      quadratic::gradient(m.w.data(), m.g.data(), sample_of(s, comm.rank()), samples[r]);
+      for (std::size_t i = quadratic::sizes.size(); i-- > 0;) dp.ready(i);
+      dp.step({.lr = 0.05f, .loss = d.loss ? d.loss(s, r) : 0.0});
+    }
     replica[r] = m.w;
     for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) {
       const auto a = dp.agreed(i);
@@ -125,6 +142,18 @@ TEST_CASE("modes of the outer step are their definitions in double precision") {
     is_defined_by(hd::strategy{.mode = hd::geo_sgd{.period = 3}},
                   {[=](double s, double mean, double&) { return s - mean; },
                    [=](double now, double s, double w) { return now + (1.0 - 1.0 / n) * (w - s); }, true}, samples, 12, 3);
+  }
+}
+
+TEST_CASE("heuristic_average weighs replicas by samples and their mean loss, as defined in double precision") {
+  for (const double power : {1.0, 2.0}) {
+    // A share that no meeting keeps: the period is the longest allowed, which is also the first.
+    const hd::heuristic_average mode{.share = 1e-12, .initial = 3, .most = 3, .loss_power = power};
+    is_defined_by(hd::strategy{.mode = mode},
+                  {.move = [](double a, double mean, double&) { return a - mean; },
+                   .loss = [](std::size_t s, std::size_t r) { return 0.25 + static_cast<double>((3 * s + 5 * r) % 7); },
+                   .power = power},
+                  {1, 5, 2, 3}, 12, 3);
   }
 }
 
