@@ -160,6 +160,28 @@ TEST_CASE("hogwild saved and loaded goes on: one rank bit for bit, others with t
   CHECK(::rmdir(name) == 0);
 }
 
+TEST_CASE("a rule that isn't linear sees an element once a step: no element is in two tensors, none ready twice") {
+  hd::self comm;
+  std::vector<float> w(8, 1.0f), g(8, 0.5f);
+  auto tensors = hd::tensors(w.data(), g.data(), std::array<std::size_t, 2>{4, 4});
+  const auto plan = hd::strategy{.mode = hd::hogwild<hd::relaxed>{}};
+  const auto make = [&] { hd::data_parallel dp{plan, comm, tensors, hd::adamw{}}; };
+  CHECK_NOTHROW(make());
+  tensors[1].gradient = &g[3];  // the gradients of two tensors
+  CHECK_THROWS_AS(make(), hd::argument_error);
+  tensors[1].gradient = &g[4];
+  tensors[1].parameter = &w[3];
+  CHECK_THROWS_AS(make(), hd::argument_error);
+  tensors[1].parameter = &w[4];
+  hd::data_parallel dp{plan, comm, tensors, hd::adamw{.weight_decay = 0.0f}};
+  dp.ready(0);
+  CHECK_THROWS_AS(dp.ready(0), hd::argument_error);
+  dp.ready(1);
+  dp.step({.lr = 0.25f});
+  dp.join();
+  for (const float x : w) CHECK(std::fabs(x - 0.75f) < 1e-6f);  // the first step of Adam is the rate
+}
+
 TEST_CASE("hogwild refuses other tensors on a rank, wrong numbers and wrong order") {
   hd::threads::run({.ranks = 2, .deadline = std::chrono::seconds(60)}, [&](auto& comm) {
     quadratic m;
