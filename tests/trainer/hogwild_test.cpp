@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: The Heddle authors
 // SPDX-License-Identifier: Apache-2.0
 #include <heddle/trainer/hogwild.hpp>
+#include <heddle/trainer/require_equal.hpp>
 
 #include "support.hpp"
 
@@ -180,6 +181,32 @@ TEST_CASE("a rule that isn't linear sees an element once a step: no element is i
   dp.step({.lr = 0.25f});
   dp.join();
   for (const float x : w) CHECK(std::fabs(x - 0.75f) < 1e-6f);  // the first step of Adam is the rate
+}
+
+TEST_CASE("initial parameters that differ are rank 0's, or by choice an error on all ranks that names the rank") {
+  hd::threads::run({.ranks = 3, .deadline = std::chrono::seconds(60)}, [&](auto& comm) {
+    quadratic m;
+    hd::require_equal(comm, m.tensors());
+    const auto refusal = [&](std::vector<hd::tensor> tensors, int by) -> std::string {
+      try {
+        hd::require_equal(comm, tensors);
+      } catch (const hd::comm_error& e) {
+        RANK_CHECK(e.peer() == by);
+        return e.what();
+      }
+      return "";
+    };
+    if (comm.rank() == 1) m.w[500] = std::nextafter(0.5f, 1.0f);
+    if (comm.rank() == 2) m.w[1040] = 0.0f;
+    RANK_CHECK(refusal(m.tensors(), 1).find("\"2\" begins with other values") != std::string::npos);
+    auto fewer = m.tensors();
+    if (comm.rank() == 2) fewer.pop_back();
+    RANK_CHECK(refusal(fewer, 2).find("other names, sizes or types") != std::string::npos);
+    hd::data_parallel dp{hd::strategy{.mode = hd::hogwild<>{}}, comm, m.tensors(), hd::sgd{}};
+    dp.join();
+    RANK_CHECK(m.w == quadratic{}.w);
+    hd::require_equal(comm, m.tensors());
+  });
 }
 
 TEST_CASE("hogwild refuses other tensors on a rank, wrong numbers and wrong order") {
