@@ -95,12 +95,29 @@ template <class Format> double loss(const options& o, const vocabulary& v, model
   return text.size() > 1 ? sum / static_cast<double>(text.size() - 1) : 0.0;
 }
 
-template <class Format> int run(const options& o) {
-#ifdef WORD2VEC_MPI
-  const bool terminal = false;  // of which rank?
-#else
-  const bool terminal = isatty(STDERR_FILENO) != 0;
-#endif
+// How far training is, on a terminal; mpirun hands on what isn't one, so there in some 20 lines.
+class progress_line {
+ public:
+  // lines: where there is no terminal.
+  explicit progress_line(bool lines) : lines_(lines) {}
+  void operator()(double part, double speed, double rate) {
+    if (!terminal_ && (!lines_ || part < next_)) return;
+    next_ = part + 0.05;
+    std::fprintf(stderr, terminal_ ? "\r%5.1f %%  %8.0f words/s  rate %.6f " : "%5.1f %%  %8.0f words/s  rate %.6f\n",
+                 100.0 * part, speed, rate);
+  }
+  void end() const {
+    if (terminal_) std::fprintf(stderr, "\r%60s\r", "");
+  }
+
+ private:
+  bool terminal_ = isatty(STDERR_FILENO) != 0, lines_;
+  double next_ = 0.0;
+};
+
+// rank, ranks: of processes; 0 of 0: this one trains by threads.
+template <class Format> int run(const options& o, int rank, int ranks) {
+  progress_line line(ranks > 0);
   const vocabulary v = count_words<Format>(o);
   if (v.size() < 3)
     throw usage_error(o.train + " has fewer than 2 words that occur " + std::to_string(o.min_count) + " times");
@@ -117,12 +134,14 @@ template <class Format> int run(const options& o) {
   outcome out;
   with_mode(o.mode, [&](const auto& mode) {
     out = mode.template train<Format>(o, v, m, [&](double part, double speed, double rate) {
-      if (terminal) std::fprintf(stderr, "\r%5.1f %%  %8.0f words/s  rate %.6f ", 100.0 * part, speed, rate);
+      if (rank == 0) line(part, speed, rate);
     });
   });
-  if (terminal) std::fprintf(stderr, "\r%60s\r", "");
-  std::printf("%s, %s, %zu threads: %.0f words/s, %.2f s\n", o.mode.c_str(), o.cbow ? "cbow" : "skip-gram",
-              static_cast<std::size_t>(o.threads), static_cast<double>(out.words) / out.seconds, out.seconds);
+  if (rank == 0) line.end();
+  const bool processes = ranks > 0;
+  std::printf("%s, %s, %zu %s: %.0f words/s, %.2f s\n", o.mode.c_str(), o.cbow ? "cbow" : "skip-gram",
+              processes ? static_cast<std::size_t>(ranks) : o.threads, processes ? "processes" : "threads",
+              static_cast<double>(out.words) / out.seconds, out.seconds);
   for (const hd::epoch_report& e : out.read.epochs) {
     if (!e.complete || e.hash != out.read.epochs[0].hash || e.delivered != e.records)
       throw hd::file_error("word2vec: the text changed while it was read");
@@ -173,9 +192,11 @@ int main(int argc, char** argv) {
       std::fputs(help.c_str(), stdout);
       return 0;
     }
+    int rank = 0, ranks = 0;
 #ifdef WORD2VEC_MPI
     const auto world = hd::mpi::world({.level = hd::mpi::thread_level::multiple});  // MPI runs as long as this
-    if (world.rank() != 0) {  // the first rank speaks for all
+    rank = world.rank(), ranks = world.size();
+    if (rank != 0) {  // the first rank speaks for all
       o.output.clear();
       if (!std::freopen("/dev/null", "w", stdout)) throw hd::file_error("word2vec: can't open /dev/null");
     }
@@ -184,7 +205,8 @@ int main(int argc, char** argv) {
     if (o.train.empty()) throw usage_error("--train FILE is missing");
     if (o.rate == 0.0) o.rate = o.cbow ? 0.05 : 0.025;
     with_mode(o.mode, [](const auto&) {});
-    return has_lines(o.train) ? run<hd::lines>(o) : run<hd::words>(o);
+    find_eval(o);
+    return has_lines(o.train) ? run<hd::lines>(o, rank, ranks) : run<hd::words>(o, rank, ranks);
   } catch (const usage_error& e) {
     std::fprintf(stderr, "word2vec: %s\n%s", e.what(), help.c_str());
     return 2;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <fstream>
 #include <string>
 
 #include "../support/option_table.hpp"
@@ -13,7 +14,7 @@ namespace word2vec {
 using examples::usage_error;
 
 struct options {
-  std::string train, output, analogies, similarities, nearest, mode = "hogwild";
+  std::string train, output, eval, analogies, similarities, nearest, mode = "hogwild";
   std::size_t size = 100, window = 5, negative = 5, min_count = 5, epochs = 5, threads = 2, seed = 1, period = 1,
               least = 80, restrict_to = 30000;
   double sample = 1e-4, rate = 0.0, part = 0.5;  // rate 0: 0.025, or 0.05 with --cbow
@@ -44,6 +45,9 @@ inline examples::option_table table_of(options& o) {
   t.size("threads", "that share the vectors; 1 gives the same result in every run", o.threads, 1, 1024);
   t.real("rate", "learning rate at the start; 0: 0.025, with --cbow 0.05", o.rate, 0.0, 1.0);
   t.size("seed", "of the initial values and of what is drawn", o.seed, 0, ~std::size_t{0});
+  t.text("eval", "FOLDER",
+         "judge the vectors by the questions-words.txt and wordsim353.csv there, or in its analogy/ and wordsim353/",
+         o.eval);
   t.text("analogies", "FILE", "judge the vectors by questions a : b = c : d, one a line", o.analogies);
   t.text("similarities", "FILE", "judge them by pairs of words with people's scores, as CSV", o.similarities);
   t.size("restrict", "commonest words that the analogies are asked about", o.restrict_to, 1, 1000000000);
@@ -51,6 +55,18 @@ inline examples::option_table table_of(options& o) {
   t.flag("check", "train on the text shipped with this program; status 1 if it doesn't learn", o.check);
   t.flag("help", "print this and end", o.help);
   return t;
+}
+
+/// Where --eval names a folder, the files in it stand for --analogies and --similarities that weren't given.
+inline void find_eval(options& o) {
+  const auto find = [&](std::string& to, const char* folder, const char* name) {
+    if (o.eval.empty() || !to.empty()) return;
+    to = o.eval + "/" + name;
+    if (!std::ifstream(to)) to = o.eval + "/" + folder + "/" + name;
+    if (!std::ifstream(to)) throw usage_error("--eval " + o.eval + ": there is no " + name);
+  };
+  find(o.analogies, "analogy", "questions-words.txt");
+  find(o.similarities, "wordsim353", "wordsim353.csv");
 }
 
 }  // namespace word2vec

@@ -151,6 +151,28 @@ TEST_CASE("Rank correlation by hand") {
   CHECK(rank_correlation({1, 1}, {1, 2}) == 0.0);
 }
 
+TEST_CASE("--eval finds both files in a folder or its folders, unless they are given") {
+  const file place;
+  const std::filesystem::path folder = place.path + ".d";
+  std::filesystem::create_directories(folder / "analogy");
+  std::ofstream(folder / "analogy" / "questions-words.txt");
+  options o;
+  find_eval(o);
+  CHECK(o.analogies + o.similarities == "");
+  o.eval = folder.string();
+  CHECK_THROWS_AS(find_eval(o), usage_error);  // no similarities
+  std::ofstream(folder / "wordsim353.csv");
+  o.analogies = "mine";
+  o.similarities = "";
+  find_eval(o);
+  CHECK(o.analogies == "mine");
+  CHECK(o.similarities == o.eval + "/wordsim353.csv");
+  o.analogies = "";
+  find_eval(o);
+  CHECK(o.analogies == o.eval + "/analogy/questions-words.txt");
+  std::filesystem::remove_all(folder);
+}
+
 TEST_CASE("One thread trains as word2vec.c in double precision, and the same way again") {
   const file f(text(60));
   for (const bool cbow : {false, true}) {
