@@ -97,11 +97,11 @@ template <class Table, messenger Messenger> class table_server {
   /// @brief Serves until every worker has left or died, and then until nobody can be waiting for an answer any more.
   void run() {
     const auto start = clock::now();
-    for (auto quiet = start; !all_gone() || (anyone_here() && clock::now() - quiet < options_.linger);) {
+    for (auto quiet = start; !all_gone() || (workers_.anyone_here() && clock::now() - quiet < options_.linger);) {
       if (serve(std::chrono::milliseconds(20)) || !all_gone()) quiet = clock::now();
       if (clock::now() - start >= options_.join) give_up_absent();
     }
-    if (const worker* const w = died()) {
+    if (const worker* const w = workers_.died(options_)) {
       const int rank = options_.servers + static_cast<int>(w - workers_.data());
       throw comm_error("table_server::run", messenger_->rank(), rank, w->epitaph);
     }
@@ -116,7 +116,7 @@ template <class Table, messenger Messenger> class table_server {
   /// Whether every worker has left or died.
   bool all_gone() const noexcept {
     for (const worker& w : workers_)
-      if (!w.left() && !lost(w)) return false;
+      if (!w.left() && !workers_.lost(w, options_)) return false;
     return true;
   }
   /// Pushes of a worker that have taken effect.
@@ -193,7 +193,7 @@ template <class Table, messenger Messenger> class table_server {
         w.put(r.id, std::move(r.body));
         if (r.id <= w.applied && head.last && !w.left()) {
           // A former life left with this push; its replacement, which had to repeat it for another server, leaves too.
-          turn(w, number_of(w));
+          turn(w, workers_.number_of(w));
           w.saved = (std::min)(w.saved, w.applied - 1);  // the save that it asks for now shall have this
         }
         apply_ready();
@@ -225,7 +225,7 @@ template <class Table, messenger Messenger> class table_server {
     w.read_at = all_applied_ - w.applied;
     w.kept.erase(w.kept.upper_bound(w.taken), w.kept.end());
     std::erase_if(waiting_, [&](const request& q) { return q.from.rank == r.from.rank; });
-    if (w.left() && !r.head.last) turn(w, number_of(w));
+    if (w.left() && !r.head.last) turn(w, workers_.number_of(w));
   }
   // A dead worker whose data goes to this rank: the one that it had before, if it hasn't finished that.
   std::uint32_t orphan_for(int rank, const detail::byte_reader& in) {
@@ -244,7 +244,6 @@ template <class Table, messenger Messenger> class table_server {
     }
     return said;
   }
-  std::uint32_t number_of(const worker& w) const noexcept { return static_cast<std::uint32_t>(&w - workers_.data()); }
   // Holds those for dead who were never heard of.
   void give_up_absent() {
     for (worker& w : workers_) {
@@ -256,47 +255,17 @@ template <class Table, messenger Messenger> class table_server {
       answer_waiting();
     }
   }
-  // Whether the worker would wait for another one.
-  const worker* laggard(std::uint64_t pushes) const {
-    if (options_.staleness == server_options::unbounded) return nullptr;
-    for (const worker& w : workers_)
-      if (!w.left() && !passed_over(w) && w.applied < pushes && pushes - w.applied > options_.staleness) return &w;
-    return nullptr;
-  }
-  bool anyone_here() const noexcept {
-    for (const worker& w : workers_)
-      if (w.here) return true;
-    return false;
-  }
-  // Whether others go on without it. Whoever makes up for a dead one begins where that one ended, far behind the rest,
-  // so nobody waits for it.
-  bool passed_over(const worker& w) const noexcept {
-    if (options_.on_death == worker_death::reassign)
-      return w.dead || w.voice != options_.servers + static_cast<int>(number_of(w));
-    return w.dead && options_.on_death == worker_death::go_on;
-  }
-  // Whether nobody hopes for it any more.
-  bool lost(const worker& w) const noexcept {
-    if (options_.on_death == worker_death::reassign) return w.dead && !anyone_here();
-    return w.dead && (options_.on_death != worker_death::wait || clock::now() - w.died_at >= options_.join);
-  }
-  const worker* died() const {
-    if (options_.on_death == worker_death::go_on) return nullptr;
-    for (const worker& w : workers_)
-      if (lost(w)) return &w;
-    return nullptr;
-  }
 
   void answer_waiting() {
     for (std::size_t i = 0; i < waiting_.size();) {
       request& r = waiting_[i];
       worker& w = workers_[r.worker];
       const detail::table_request& head = r.head;
-      const worker* const dead = died();
+      const worker* const dead = workers_.died(options_);
       const bool saving = static_cast<tag>(r.tag) == tag::save;
       const bool own =
           w.applied >= head.pushes || (!saving && options_.ordered && head.pushes - w.applied <= options_.staleness);
-      if (!dead && (!own || (!saving && laggard(head.pushes)))) {
+      if (!dead && (!own || (!saving && workers_.laggard(head.pushes, options_)))) {
         ++i;
         continue;
       }
@@ -342,7 +311,9 @@ template <class Table, messenger Messenger> class table_server {
       return;
     }
     for (;;) {
-      const auto over = [&](const worker& w) { return w.applied == w.taken && (w.left() || passed_over(w)); };
+      const auto over = [&](const worker& w) {
+        return w.applied == w.taken && (w.left() || workers_.passed_over(w, options_));
+      };
       std::uint64_t step = server_options::unbounded;
       for (const worker& w : workers_)
         if (!over(w)) step = (std::min)(step, w.applied);
@@ -439,7 +410,7 @@ template <class Table, messenger Messenger> class table_server {
   server_options options_;
   std::uint64_t layout_, since_save_ = 0, all_applied_ = 0;
   table_staleness staleness_;
-  std::vector<worker> workers_;
+  detail::server_workers workers_;
   std::deque<request> waiting_;
   std::vector<key_type> keys_;
   std::vector<float> floats_;

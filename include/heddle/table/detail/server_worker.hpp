@@ -4,11 +4,13 @@
 
 #include <heddle/comm/detail/numbered.hpp>
 #include <heddle/table/detail/table_wire.hpp>
+#include <heddle/table/settings.hpp>
 
 #include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <vector>
 
 namespace heddle {
 inline namespace v0 {
@@ -42,6 +44,40 @@ struct server_worker : numbered_inbox<payload> {  // pushes; kept until they are
   std::chrono::steady_clock::time_point died_at{};
   std::string epitaph;
   bool left() const noexcept { return presence % 2 != 0; }
+};
+
+// All of them, and what a death means to the others.
+struct server_workers : std::vector<server_worker> {
+  std::uint32_t number_of(const server_worker& w) const noexcept { return static_cast<std::uint32_t>(&w - data()); }
+  bool anyone_here() const noexcept {
+    for (const server_worker& w : *this)
+      if (w.here) return true;
+    return false;
+  }
+  // Whether others go on without it. Whoever makes up for a dead one begins where that one ended, far behind the rest,
+  // so nobody waits for it.
+  bool passed_over(const server_worker& w, const server_options& o) const noexcept {
+    if (o.on_death == worker_death::reassign) return w.dead || w.voice != o.servers + static_cast<int>(number_of(w));
+    return w.dead && o.on_death == worker_death::go_on;
+  }
+  // Whether nobody hopes for it any more.
+  bool lost(const server_worker& w, const server_options& o) const noexcept {
+    if (o.on_death == worker_death::reassign) return w.dead && !anyone_here();
+    return w.dead && (o.on_death != worker_death::wait || std::chrono::steady_clock::now() - w.died_at >= o.join);
+  }
+  // Whom one that has made so many pushes would wait for.
+  const server_worker* laggard(std::uint64_t pushes, const server_options& o) const noexcept {
+    if (o.staleness == server_options::unbounded) return nullptr;
+    for (const server_worker& w : *this)
+      if (!w.left() && !passed_over(w, o) && w.applied < pushes && pushes - w.applied > o.staleness) return &w;
+    return nullptr;
+  }
+  const server_worker* died(const server_options& o) const noexcept {
+    if (o.on_death == worker_death::go_on) return nullptr;
+    for (const server_worker& w : *this)
+      if (lost(w, o)) return &w;
+    return nullptr;
+  }
 };
 
 }  // namespace detail
