@@ -33,7 +33,8 @@ template <class Settings> Settings settings_of_server(Settings s, int server, in
 ///
 /// Each worker numbers its pushes, from 1 on; the server takes them in order, whatever is lost, repeated or reordered
 /// on the way, and notes in each shard what was applied, so that a saved table carries it. A server that starts again
-/// loads what it has saved; workers see it fall behind and repeat what is not in it.
+/// loads what it has saved; workers see it fall behind and repeat what is not in it. Before a worker's next
+/// `sharded_table` is answered for the first time, what its former one has pushed is saved.
 ///
 /// Wire:   per row pulled 8 bytes and its weights; per row pushed 8 bytes, a gradient, 12 of sightings where there are.
 /// State:  besides the table, pushes that came early or wait for their step.
@@ -219,10 +220,14 @@ template <class Table, messenger Messenger> class table_server {
                            options_.on_death == worker_death::reassign))
       in.refuse("it gathers pushes, which servers that count them (ordered, staleness, reassign) don't allow");
     if (w.object == r.head.object) return;
+    // The former one's log is gone, and the new one's begins behind what it is told now: a save must have all that.
+    if (!options_.path.empty() && w.saved < w.applied) save();
     w.object = r.head.object;
     w.voice = r.from.rank;
     w.dead = false;
     w.read_at = all_applied_ - w.applied;
+    // What waits for its step can be in no save. Who resumes makes it again; behind another one it would be lost.
+    if (!options_.path.empty() && r.head.resumes) w.taken = w.applied;
     w.kept.erase(w.kept.upper_bound(w.taken), w.kept.end());
     std::erase_if(waiting_, [&](const request& q) { return q.from.rank == r.from.rank; });
     if (w.left() && !r.head.last) turn(w, workers_.number_of(w));

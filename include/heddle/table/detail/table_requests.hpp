@@ -91,7 +91,8 @@ template <class Messenger> class table_requests {
             .half = options_.half,
             .crowded = l.bytes > options_.log_bytes / 2,
             .last = leaving_,
-            .gathers = options_.gather > 1};
+            .gathers = options_.gather > 1,
+            .resumes = options_.resumes};
   }
   // Sends a request that will be repeated until it is answered.
   std::uint64_t ask(int server, tag t, const table_request& h, std::span<const std::byte> keys,
@@ -272,7 +273,9 @@ template <class Messenger> class table_requests {
       life_of_[m.from.rank] = m.from.life;
       if (r.next < l.first && l.sent != 0) {
         failed_by_ = m.from.rank;
-        failure_ = "it has started again without pushes that it had saved: its file is gone or an older one";
+        failure_ =
+            "it has started again without pushes that no log has any more: its file is gone or an older one, or "
+            "they waited for others when a former object of this worker ended without finish";
         return;
       }
       l.next = r.next;

@@ -39,7 +39,8 @@ struct table_request {
   std::uint8_t crowded = 0;      // the worker's log is half full: a save would help
   std::uint8_t last = 0;         // of a push: no more follow; of others: that push was made
   std::uint8_t gathers = 0;      // of a greeting: pushes are gathered, so their number says nothing
-  std::uint8_t unused[5] = {};
+  std::uint8_t resumes = 0;      // pushes behind what the server has applied are made again
+  std::uint8_t unused[4] = {};
 };
 
 // outdated: to a greeting whose number isn't above that of the sharded_table that greeted last, which follows.

@@ -1,0 +1,189 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+
+#include <heddle/comm/threads_messenger.hpp>
+#include <heddle/table/sharded_table.hpp>
+#include <heddle/table/table_server.hpp>
+
+#include "catch.hpp"
+#include "rank_check.hpp"
+
+#include <unistd.h>
+#include <cstdlib>
+#include <future>
+#include <memory>
+
+namespace hd = heddle;
+
+namespace {
+using namespace std::chrono_literals;
+constexpr std::size_t dim = 4;
+using keys_type = std::vector<std::uint64_t>;
+using floats = std::vector<float>;
+using table_type = hd::sparse_table<std::uint64_t, hd::row<dim>, hd::rule::adagrad>;
+using wire = hd::threads::messenger;
+using client = hd::sharded_table<table_type, wire>;
+
+struct folder {
+  char path[32] = "/tmp/heddle_XXXXXX";
+  folder() { REQUIRE(mkdtemp(path)); }
+  ~folder() { std::system(("rm -rf " + std::string(path)).c_str()); }
+  std::string operator/(const std::string& name) const { return std::string(path) + "/" + name; }
+};
+
+const table_type::settings how{.seed = 5, .shard_bits = 4};
+
+hd::messenger_options quick() {
+  hd::messenger_options o;
+  o.beat = 20ms;
+  o.silence = 600ms;
+  o.patience = 5s;
+  return o;
+}
+hd::worker_options worker(bool resumes = false) {
+  hd::worker_options o;
+  o.retry = 10ms;
+  o.patience = 20s;
+  o.resumes = resumes;
+  return o;
+}
+keys_type keys_of(int w, int step, std::size_t n = 20) {
+  keys_type k(n);
+  for (std::size_t i = 0; i < n; ++i) k[i] = hd::philox(1, static_cast<std::uint64_t>(w * 1000 + step), i).word[0] % 50;
+  return k;
+}
+floats gradients_of(int w, int step, std::size_t n = 20) {
+  floats g(n * dim);
+  for (std::size_t i = 0; i < g.size(); ++i)
+    g[i] = hd::random_uniform(2, static_cast<std::uint64_t>(w * 1000 + step), i) - 0.5f;
+  return g;
+}
+template <class Table> void push(Table& t, int w, int step) {
+  t.push(keys_of(w, step), gradients_of(w, step), {.lr = 0.1f});
+}
+
+// One server, of rank 0, on a thread of its own: it can be killed, and starts again from its file.
+class server {
+ public:
+  server(hd::threads::meeting_place place, hd::server_options o) : place_(std::move(place)), options_(std::move(o)) {
+    thread_ = std::thread([this] { live(); });
+  }
+  ~server() { stop(); }
+  void kill() {
+    const int before = lives_;
+    dies_ = true;
+    while (lives_ == before) std::this_thread::sleep_for(1ms);
+  }
+  // Ends it; the checksum of its table.
+  std::uint64_t stop() {
+    stops_ = true;
+    if (thread_.joinable()) thread_.join();
+    return checksum_;
+  }
+  std::uint64_t applied(int w) const { return applied_[w]; }
+
+ private:
+  void live() {
+    while (!stops_) {
+      wire m(quick(), place_, 0);
+      table_type part(how);
+      hd::table_server s(part, m, options_);
+      dies_ = false;
+      ++lives_;
+      while (!stops_ && !dies_) {
+        s.serve(1ms);
+        for (int w = 0; w < options_.workers; ++w) applied_[w] = s.applied(w);
+      }
+      checksum_ = part.checksum();
+      if (dies_) place_.kill(0);  // cut off, whatever it was about to say; its table is gone
+    }
+  }
+  hd::threads::meeting_place place_;
+  hd::server_options options_;
+  std::atomic<int> lives_{0};
+  std::atomic<bool> dies_{false}, stops_{false};
+  std::atomic<std::uint64_t> applied_[2] = {0, 0};
+  std::uint64_t checksum_ = 0;
+  std::thread thread_;
+};
+}  // namespace
+
+TEST_CASE("a server that dies after a worker was replaced has all that no log has any more") {
+  for (const bool ordered : {false, true}) {
+    INFO("ordered " << ordered);
+    const folder dir;
+    const hd::threads::meeting_place place(3);
+    server s(place, {.workers = ordered ? 2 : 1,
+                     .staleness = ordered ? 3 : hd::server_options::unbounded,
+                     .ordered = ordered,
+                     .on_death = hd::worker_death::wait,
+                     .path = dir / "s"});
+    std::string error;
+    std::uint64_t before = 99;
+    try {
+      std::unique_ptr<wire> m2;
+      std::unique_ptr<client> other;
+      if (ordered) {
+        m2 = std::make_unique<wire>(quick(), place, 2);
+        other = std::make_unique<client>(how, *m2, worker());
+        push(*other, 1, 0);
+      }
+      {
+        wire m(quick(), place, 1);
+        client c(how, m, worker());
+        for (int step = 0; step < 2; ++step) push(c, 0, step);
+        c.flush();
+        while (s.applied(0) < (ordered ? 1 : 2)) std::this_thread::sleep_for(1ms);
+        hd::threads::meeting_place(place).kill(1);
+      }
+      wire m(quick(), place, 1);
+      client heir(how, m, worker(true));
+      before = heir.pushed_before();
+      for (int step = static_cast<int>(before); step < 3; ++step) push(heir, 0, step);
+      heir.flush();
+      s.kill();
+      push(heir, 0, 3);
+      if (ordered) {
+        for (int step = 1; step < 4; ++step) push(*other, 1, step);
+        auto leaves = std::async(std::launch::async, [&] { other->finish(); });
+        heir.finish();
+        leaves.get();
+      } else {
+        heir.finish();
+      }
+    } catch (const std::exception& e) {
+      error = e.what();
+    }
+    CHECK(error == "");
+    CHECK(before == (ordered ? 1 : 2));  // ordered: one push waited for the other worker's, and is made again
+    table_type expected(how);
+    for (int step = 0; step < 4; ++step)
+      for (int w = 0; w < (ordered ? 2 : 1); ++w) push(expected, w, step);
+    CHECK(s.stop() == expected.checksum());
+  }
+}
+
+TEST_CASE("what a worker's former object has pushed waits for its step, also where the next one doesn't resume") {
+  const folder dir;
+  const hd::threads::meeting_place place(3);
+  server s(place, {.workers = 2, .staleness = 3, .ordered = true, .path = dir / "s"});
+  wire m1(quick(), place, 1), m2(quick(), place, 2);
+  client other(how, m2, worker());
+  push(other, 1, 0);
+  {
+    client c(how, m1, worker());
+    for (int step = 0; step < 2; ++step) push(c, 0, step);
+    c.flush();
+  }
+  client next(how, m1, worker());
+  CHECK(next.pushed_before() == 2);
+  push(next, 0, 2);
+  for (int step = 1; step < 3; ++step) push(other, 1, step);
+  auto leaves = std::async(std::launch::async, [&] { other.finish(); });
+  next.finish();
+  leaves.get();
+  table_type expected(how);
+  for (int step = 0; step < 3; ++step)
+    for (int w = 0; w < 2; ++w) push(expected, w, step);
+  CHECK(s.stop() == expected.checksum());
+}
