@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: The Heddle authors
 // SPDX-License-Identifier: Apache-2.0
 
+#include <heddle/comm/lossy.hpp>
 #include <heddle/comm/threads_messenger.hpp>
 #include <heddle/table/sharded_table.hpp>
 #include <heddle/table/table_server.hpp>
@@ -186,4 +187,65 @@ TEST_CASE("what a worker's former object has pushed waits for its step, also whe
   for (int step = 0; step < 3; ++step)
     for (int w = 0; w < 2; ++w) push(expected, w, step);
   CHECK(s.stop() == expected.checksum());
+}
+
+namespace {
+// Each step trains by rows that were asked for before the step in front of it was pushed.
+void train_ahead(int w, hd::sharded_table<table_type, hd::lossy<wire>>& c, int steps) {
+  floats rows(20 * dim);
+  c.pull(keys_of(w, 0), rows);
+  for (int s = 0; s < steps; ++s) {
+    floats g = gradients_of(w, s);
+    for (std::size_t i = 0; i < g.size(); ++i) g[i] += rows[i];
+    auto next = c.start_pull(keys_of(w, s + 1));
+    c.push(keys_of(w, s), g, {.lr = 0.1f});
+    c.finish_pull(std::move(next), rows);
+  }
+  c.finish();
+}
+std::uint64_t reference_ahead(int workers, int steps) {
+  table_type t(how);
+  std::vector<floats> rows(static_cast<std::size_t>(workers), floats(20 * dim));
+  const auto read = [&](int step) {
+    for (int w = 0; w < workers; ++w) t.preview(keys_of(w, step), rows[static_cast<std::size_t>(w)]);
+  };
+  read(0);
+  for (int s = 0; s < steps; ++s) {
+    std::vector<floats> all;
+    for (int w = 0; w < workers; ++w) {
+      all.push_back(gradients_of(w, s));
+      for (std::size_t i = 0; i < all.back().size(); ++i) all.back()[i] += rows[static_cast<std::size_t>(w)][i];
+    }
+    read(s + 1);
+    for (int w = 0; w < workers; ++w) t.push(keys_of(w, s), all[static_cast<std::size_t>(w)], {.lr = 0.1f});
+  }
+  return t.checksum();
+}
+}  // namespace
+
+TEST_CASE("rows that are asked for in advance are of one step in synchronous mode, whatever is lost") {
+  constexpr int steps = 12;
+  const std::uint64_t expected = reference_ahead(2, steps);
+  for (const std::uint64_t seed : {1, 2, 3}) {
+    const hd::losses losses{
+        .drop = 0.15, .duplicate = 0.15, .reorder = 0.15, .delay = 0.1, .longest = 5ms, .seed = seed};
+    const folder dir;
+    const hd::threads::meeting_place place(3);
+    server s(place, {.workers = 2, .staleness = 0, .ordered = true, .path = dir / "s", .save_every = 6});
+    std::vector<std::future<void>> all;
+    for (int w = 0; w < 2; ++w) {
+      all.push_back(std::async(std::launch::async, [&, w] {
+        wire inner(quick(), place, 1 + w);
+        hd::lossy<wire> m(inner, losses);
+        hd::sharded_table<table_type, hd::lossy<wire>> c(how, m, worker());
+        train_ahead(w, c, steps);
+      }));
+    }
+    if (seed == 3) {
+      while (s.applied(1) < 5) std::this_thread::sleep_for(1ms);
+      s.kill();
+    }
+    for (auto& w : all) w.get();
+    CHECK(s.stop() == expected);
+  }
 }

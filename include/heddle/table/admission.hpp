@@ -72,7 +72,7 @@ class refused_sums {
 /// it is dropped. Sightings are pushes, not pulls: a pull can be repeated without changing anything.
 namespace admit {
 
-/// @brief Every key, at its first push, or at a pull with `missing::create`.
+/// @brief Every key, at its first push or `sparse_table::pull`.
 struct always {
   using state = detail::no_admission_state;  ///< Nothing.
   /// Yes.

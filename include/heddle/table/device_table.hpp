@@ -239,7 +239,7 @@ template <class Rows, class Layout, class Row, class Key> struct pool_rows {
 /// @brief Settings of a table on a device.
 template <class Rule, class Initial> struct device_table_settings {
   Rule rule{};               ///< How a push moves a row.
-  Initial initial{};         ///< How a row begins: as in a `sparse_table` of the same seed and number, to the bit.
+  Initial initial{};         ///< How a row begins: as in a `sparse_table` of the same seed and number; see `initial`.
   std::uint64_t seed = 0;    ///< Of the initial values.
   std::uint32_t table = 0;   ///< The table's number.
   std::size_t capacity = 0;  ///< Rows, 1 to 2^30. Later keys spill, or get no row: they read 0, and are counted.

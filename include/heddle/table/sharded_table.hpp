@@ -84,7 +84,8 @@ template <class Table, messenger Messenger> class sharded_table {
   void read(std::span<const key_type> keys, std::span<float> out) { finish_pull(begin(keys, tag::read), out); }
 
   /// @brief Asks for rows and returns at once: for the next batch, while this one computes. What is pushed meanwhile
-  /// may or may not be in them. @param keys Any.
+  /// may or may not be in them; where servers are `ordered` with a staleness of 0, nothing of it is, and what this
+  /// worker pushes waits in its log until they have answered. @param keys Any.
   pending start_pull(std::span<const key_type> keys) { return begin(keys, tag::pull); }
   /// @brief Waits for the rows of a pull. @param p What `start_pull` returned. @param out `dim` floats for each key.
   /// Throws: argument_error for one that is finished, or of another object.

@@ -384,7 +384,8 @@ template <class Table, messenger Messenger> class table_server {
     detail::table_reply head{.next = w.taken + 1,
                              .covered = options_.path.empty() ? w.applied : w.saved,
                              .object = r.head.object,
-                             .status = s};
+                             .status = s,
+                             .in_steps = options_.ordered && options_.staleness == 0};
     const bool rows = s == status::done && (what == tag::pull || what == tag::read);
     if (rows) head.half = r.head.half;
     out_.clear();

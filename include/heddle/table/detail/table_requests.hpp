@@ -11,6 +11,7 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <new>
@@ -26,6 +27,7 @@ namespace detail {
 template <class Messenger> class table_requests {
   using tag = table_tag;
   using clock = std::chrono::steady_clock;
+  static constexpr std::uint64_t all = (std::numeric_limits<std::uint64_t>::max)();
 
   // A request until it is answered.
   struct call {
@@ -35,6 +37,7 @@ template <class Messenger> class table_requests {
     std::vector<std::uint32_t> items;  // whose rows these are
     std::vector<std::byte> rows;       // the answer
     std::size_t bytes = 0;             // that it must have
+    std::uint64_t reads_behind = all;  // rows as of so many pushes
     repetition again;
     bool half = false, answered = false;
   };
@@ -103,6 +106,7 @@ template <class Messenger> class table_requests {
     c.body = bytes_of(h, keys);
     c.bytes = t == tag::orphan ? sizeof(std::uint32_t) : items.size() * width_ * (h.half ? 2 : 4);
     c.items = std::move(items);
+    if (t == tag::pull || t == tag::read) c.reads_behind = h.pushes;
     c.again.begin(options_.retry);
     const std::uint64_t id = ++last_id_;
     transmit(server, c.tag, id, c.body);
@@ -129,8 +133,8 @@ template <class Messenger> class table_requests {
   }
   // Sends what was posted last.
   void send_posted() {
-    for (std::size_t k = 0; k < links_.size(); ++k)
-      transmit(static_cast<int>(k), static_cast<std::uint32_t>(tag::push), links_[k].sent, links_[k].kept.back());
+    for (int k = 0; k < options_.servers; ++k)
+      if (last_to(k) >= of(k).sent) send_push(k, of(k).sent);
   }
   // Calls that nobody waits for any more.
   void forget(const std::vector<std::uint64_t>& calls) {
@@ -215,6 +219,17 @@ template <class Messenger> class table_requests {
   }
 
  private:
+  link& of(int server) noexcept { return links_[static_cast<std::size_t>(server)]; }
+  // The last push that may go to a server now: a server that takes steps would show it to a pull that it overtakes.
+  std::uint64_t last_to(int server) const noexcept {
+    std::uint64_t last = all;
+    for (const auto& [id, c] : calls_)
+      if (in_steps_ && c.server == server && !c.answered) last = (std::min)(last, c.reads_behind);
+    return last;
+  }
+  void send_push(int server, std::uint64_t number) {
+    transmit(server, static_cast<std::uint32_t>(tag::push), number, of(server)[number]);
+  }
   void transmit(int server, std::uint32_t t, std::uint64_t id, const std::vector<std::byte>& body) {
     try {
       (void)messenger_->try_send(address(server), t, id, payload(std::span<const std::byte>(body)));
@@ -267,6 +282,7 @@ template <class Messenger> class table_requests {
       for (auto& [id, c] : calls_) c.answered = true;
       return;
     }
+    in_steps_ = r.in_steps != 0;
     if (m.from.life < life_of_[m.from.rank]) return;
     if (m.from.life > life_of_[m.from.rank]) {
       // A server that has started again may have less than before.
@@ -294,6 +310,9 @@ template <class Messenger> class table_requests {
       return;
     }
     c.answered = true;
+    const std::uint64_t last = (std::min)(last_to(c.server), l.sent);  // what has waited for this may go
+    if (c.reads_behind < last) l.again.begin(options_.retry);
+    for (std::uint64_t n = c.reads_behind; n < last && n - c.reads_behind < most_early; ++n) send_push(c.server, n + 1);
     c.half = r.half != 0;
     const std::size_t left = in.left();
     const std::byte* const rows = in.take(left);
@@ -309,11 +328,11 @@ template <class Messenger> class table_requests {
       ++retries_;
       return true;
     };
-    for (std::size_t k = 0; k < links_.size(); ++k) {
-      link& l = links_[k];
-      if (l.next > l.sent || !due(l.again)) continue;
-      for (std::uint64_t n = (std::max)(l.next, l.first); n <= l.sent && n < l.next + most_early; ++n)
-        transmit(static_cast<int>(k), static_cast<std::uint32_t>(tag::push), n, l[n]);
+    for (int k = 0; k < options_.servers; ++k) {
+      link& l = of(k);
+      const std::uint64_t last = (std::min)(last_to(k), l.sent);
+      if (l.next > last || !due(l.again)) continue;
+      for (std::uint64_t n = (std::max)(l.next, l.first); n <= last && n < l.next + most_early; ++n) send_push(k, n);
     }
     for (auto& [id, c] : calls_)
       if (!c.answered && due(c.again)) transmit(c.server, c.tag, id, c.body);
@@ -330,7 +349,7 @@ template <class Messenger> class table_requests {
   std::map<int, std::uint64_t> life_of_;
   std::map<std::uint64_t, call> calls_;
   int failed_by_ = -1;
-  bool leaving_ = false;
+  bool leaving_ = false, in_steps_ = false;
   std::string failure_;
   std::exception_ptr broken_;
   std::atomic<bool> stopping_{false};

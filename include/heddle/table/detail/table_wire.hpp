@@ -51,7 +51,8 @@ struct table_reply {
   std::uint64_t covered = 0;  // pushes up to this number needn't be repeated whatever happens
   std::uint64_t object = 0;   // the request's
   reply_status status = reply_status::done;
-  std::uint32_t half = 0;
+  std::uint16_t half = 0;
+  std::uint16_t in_steps = 0;  // a pull reads one step exactly, so the worker's later pushes must come after it
 };
 
 // What the reply to `orphan` holds: a worker, or these.
