@@ -362,8 +362,14 @@ TEST_CASE("a full log waits for the server's save") {
   CHECK(o.checksum == reference(2, 20));
 }
 
-TEST_CASE("a worker that dies is named to the others, or they go on, as the server is told") {  // T11
-  for (const auto policy : {hd::worker_death::report, hd::worker_death::go_on}) {
+TEST_CASE("a worker that dies, or leaves unfinished, is named to the others, or they go on, as the server is told") {
+  // T11
+  for (const auto& [policy, killed] : {std::pair{hd::worker_death::report, true},
+                                       {hd::worker_death::go_on, true},
+                                       {hd::worker_death::report, false},
+                                       {hd::worker_death::go_on, false}}) {
+    INFO("killed " << killed);
+    const bool kills = killed;
     hd::threads::meeting_place place(3);
     std::atomic<bool> pushed{false};
     const auto start = std::chrono::steady_clock::now();
@@ -373,8 +379,8 @@ TEST_CASE("a worker that dies is named to the others, or they go on, as the serv
           if (w == 1) {
             c.push(keys_of(1, 0), gradients_of(1, 0), {.lr = 0.1f});
             c.flush();
-            place.kill(2);
-            return;
+            if (kills) place.kill(2);
+            return;  // without finish
           }
           train(0, c, 3);
         },
