@@ -396,6 +396,60 @@ TEST_CASE("a worker that dies, or leaves unfinished, is named to the others, or 
   }
 }
 
+TEST_CASE("a read says which keys have a row, and a server which rows a bound has dropped") {
+  const outcome o = run(3, 1, {}, none, [](int, client& c) {
+    const keys_type keys{1, 900, 1, 7, 901, 3};
+    std::vector<std::uint8_t> found(keys.size(), 9);
+    floats rows(keys.size() * dim);
+    c.push(keys_type{1, 2, 3, 4, 5, 6, 7}, floats(7 * dim, 1.0f), {.lr = 0.1f});
+    RANK_CHECK(c.read(keys, rows, found) == 2);
+    RANK_CHECK(found == std::vector<std::uint8_t>{1, 0, 1, 1, 0, 1});
+    RANK_CHECK(c.read(keys, rows) == 2);
+    RANK_CHECK(c.read({}, {}) == 0);
+    RANK_CHECK_THROWS_AS(c.read(keys, rows, std::span(found).first(2)), hd::argument_error);
+    c.finish();
+  });
+  all_well(o);
+
+  using bounded = hd::sparse_table<std::uint64_t, hd::row<dim>, hd::rule::sum, hd::initial::zero, hd::admit::always,
+                                   hd::evict::lfu>;
+  const bounded::settings s{.eviction = {.bytes = 12000}, .shard_bits = 1};
+  hd::threads::meeting_place place(2);
+  keys_type gone;
+  bounded part(s);
+  std::thread server([&] {
+    hd::threads::messenger inner(quick(), place, 0);
+    wire m(inner, none);
+    hd::table_server served(part, m, {});
+    served.on_gone([&](std::span<const std::uint64_t> keys) { gone.insert(gone.end(), keys.begin(), keys.end()); });
+    served.run();
+  });
+  keys_type all(600);
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
+  std::vector<std::uint8_t> found(all.size());
+  floats rows(all.size() * dim);
+  std::size_t missing = 0;
+  {
+    hd::threads::messenger inner(quick(), place, 1);
+    wire m(inner, none);
+    hd::worker_options wo = worker(1);
+    wo.half = true;
+    hd::sharded_table<bounded, wire> c(s, m, wo);
+    for (std::size_t i = 0; i < all.size(); i += 60) c.push(std::span(all).subspan(i, 60), floats(60 * dim, 1.0f));
+    missing = c.read(all, rows, found);
+    c.finish();
+  }
+  server.join();
+  CHECK(missing == gone.size());
+  CHECK(missing > 100);
+  CHECK(part.size() == all.size() - missing);
+  std::sort(gone.begin(), gone.end());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    CHECK(found[i] == !std::binary_search(gone.begin(), gone.end(), all[i]));
+    CHECK(rows[i * dim] == static_cast<float>(found[i]));
+  }
+}
+
 TEST_CASE("a server that dies and doesn't come back is named within the patience") {  // T11
   hd::threads::meeting_place place(2);
   hd::threads::messenger inner(quick(), place, 1);

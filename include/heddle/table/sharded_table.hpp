@@ -47,6 +47,7 @@ template <class Table, messenger Messenger> class sharded_table {
     pending& operator=(pending&& o) noexcept {
       std::swap(net_, o.net_), std::swap(as_of_, o.as_of_);
       calls_.swap(o.calls_), places_.swap(o.places_), keys_.swap(o.keys_), rows_.swap(o.rows_);
+      found_.swap(o.found_);
       return *this;
     }
     ~pending() {
@@ -62,6 +63,7 @@ template <class Table, messenger Messenger> class sharded_table {
     std::vector<std::uint32_t> places_;  // of each item, among the distinct keys
     std::vector<key_type> keys_;         // distinct
     std::vector<float> rows_;            // of those, in the end
+    std::vector<std::uint8_t> found_;    // of a read, in the end: whether they have a row
   };
 
   /// @param s Settings of the table, all shards. @param m The messenger; this rank is a worker's. It outlives this
@@ -81,7 +83,20 @@ template <class Table, messenger Messenger> class sharded_table {
   /// @brief Reads rows as `sparse_table::preview` does. @param keys Any. @param out `dim` floats for each.
   void pull(std::span<const key_type> keys, std::span<float> out) { finish_pull(start_pull(keys), out); }
   /// @brief Reads rows and makes none. @param keys Any. @param out `dim` floats for each; 0 for a key without a row.
-  void read(std::span<const key_type> keys, std::span<float> out) { finish_pull(begin(keys, tag::read), out); }
+  /// @param found Empty, or room for a number for each: whether it has a row. @return Keys without a row.
+  std::size_t read(std::span<const key_type> keys, std::span<float> out, std::span<std::uint8_t> found = {}) {
+    if (!found.empty() && found.size() != keys.size())
+      detail::throw_sizes("sharded_table: read", keys.size(), found.size(), "marks");
+    pending p = begin(keys, tag::read);
+    collect(p, out);
+    std::size_t missing = 0;
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      const std::uint8_t has = p.found_[p.places_[i]];
+      missing += has == 0;
+      if (!found.empty()) found[i] = has;
+    }
+    return missing;
+  }
 
   /// @brief Asks for rows and returns at once: for the next batch, while this one computes. What is pushed meanwhile
   /// may or may not be in them; where servers are `ordered` with a staleness of 0, nothing of it is, and what this
@@ -92,24 +107,7 @@ template <class Table, messenger Messenger> class sharded_table {
   void finish_pull(pending&& p, std::span<float> out) {
     if (p.net_ != &net_)
       throw argument_error("heddle::sharded_table: finish_pull: the pull is finished, moved away, or another object's");
-    if (out.size() != p.places_.size() * dim)
-      throw argument_error("heddle::sharded_table: pull: " + std::to_string(p.places_.size()) + " keys and " +
-                           std::to_string(out.size()) + " floats of room; allowed is as much for each");
-    std::unique_lock lock(net_.mutex());
-    p.net_ = nullptr;
-    net_.wait(lock, p.calls_, "pull");
-    for (const std::uint64_t id : p.calls_) {
-      const auto c = net_.take(id);
-      detail::byte_reader in(c.rows.data(), c.rows.size(), "a reply of server " + std::to_string(c.server));
-      for (const std::uint32_t i : c.items) {
-        detail::take_floats(in, p.rows_.data() + std::size_t{i} * dim, dim, c.half);
-        if (c.tag == static_cast<std::uint32_t>(tag::pull))
-          remember(p.keys_[i], p.rows_.data() + std::size_t{i} * dim, p.as_of_);
-      }
-    }
-    lock.unlock();
-    for (std::size_t i = 0; i < p.places_.size(); ++i)
-      std::memcpy(out.data() + i * dim, p.rows_.data() + std::size_t{p.places_[i]} * dim, dim * sizeof(float));
+    collect(p, out);
   }
 
   /// @brief Moves rows as `sparse_table::push` does; sent at once, or when enough is gathered.
@@ -268,6 +266,7 @@ template <class Table, messenger Messenger> class sharded_table {
       }
       p.places_[i] = place_of_[at] - 1;
     }
+    if (t == tag::read) p.found_.resize(p.keys_.size());
     std::vector<key_type> sent;
     for (auto& [server, items] : of) {
       sent.clear();
@@ -277,6 +276,30 @@ template <class Table, messenger Messenger> class sharded_table {
       p.calls_.push_back(net_.ask(server, t, h, std::as_bytes(std::span(sent)), std::move(items)));
     }
     return p;
+  }
+
+  // Waits for the rows of a pull, and puts them in the caller's order.
+  void collect(pending& p, std::span<float> out) {
+    if (out.size() != p.places_.size() * dim)
+      throw argument_error("heddle::sharded_table: pull: " + std::to_string(p.places_.size()) + " keys and " +
+                           std::to_string(out.size()) + " floats of room; allowed is as much for each");
+    std::unique_lock lock(net_.mutex());
+    p.net_ = nullptr;
+    net_.wait(lock, p.calls_, "pull");
+    for (const std::uint64_t id : p.calls_) {
+      const auto c = net_.take(id);
+      detail::byte_reader in(c.rows.data(), c.rows.size(), "a reply of server " + std::to_string(c.server));
+      for (const std::uint32_t i : c.items) {
+        detail::take_floats(in, p.rows_.data() + std::size_t{i} * dim, dim, c.half);
+        if (c.tag == static_cast<std::uint32_t>(tag::pull))
+          remember(p.keys_[i], p.rows_.data() + std::size_t{i} * dim, p.as_of_);
+      }
+      if (c.tag != static_cast<std::uint32_t>(tag::read)) continue;
+      for (const std::uint32_t i : c.items) p.found_[i] = in.get<std::uint8_t>();
+    }
+    lock.unlock();
+    for (std::size_t i = 0; i < p.places_.size(); ++i)
+      std::memcpy(out.data() + i * dim, p.rows_.data() + std::size_t{p.places_[i]} * dim, dim * sizeof(float));
   }
 
   bool recall(key_type key, float* to) {

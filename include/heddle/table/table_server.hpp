@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <utility>
 
 #include <unistd.h>
@@ -36,7 +37,7 @@ template <class Settings> Settings settings_of_server(Settings s, int server, in
 /// loads what it has saved; workers see it fall behind and repeat what is not in it. Before a worker's next
 /// `sharded_table` is answered for the first time, what its former one has pushed is saved.
 ///
-/// Wire:   per row pulled 8 bytes and its weights; per row pushed 8 bytes, a gradient, 12 of sightings where there are.
+/// Wire:   per row pulled 8 bytes and its weights, 1 more where it is read; per row pushed 8 bytes, a gradient, 12 of sightings where there are.
 /// State:  besides the table, pushes that came early or wait for their step.
 /// Sync:   serve() and run() work on the caller's thread, one at a time; the table may be read meanwhile. A save stops
 ///         the service until it is written.
@@ -114,6 +115,10 @@ template <class Table, messenger Messenger> class table_server {
     for (worker& w : workers_) w.saved = w.applied;
     since_save_ = 0;
   }
+  /// @brief Who is told the keys of rows that a push has dropped for a bound, as `table_report::gone` says.
+  /// @param f Called with some keys behind such a push, on the thread that serves; it must not throw. A server that has
+  /// started again repeats pushes, and names keys again that went since the save.
+  void on_gone(std::function<void(std::span<const key_type>)> f) { tell_gone_ = std::move(f); }
   /// Whether every worker has left or died.
   bool all_gone() const noexcept {
     for (const worker& w : workers_)
@@ -293,10 +298,11 @@ template <class Table, messenger Messenger> class table_server {
     in.take(sizeof r.head);
     take_keys(in, r.head);
     floats_.resize(keys_.size() * dim);
+    found_.resize(keys_.size());
     if (static_cast<tag>(r.tag) == tag::pull)
       table_->preview(keys_, floats_);  // makes no rows, as after this server's death nobody pulls again
     else
-      table_->read(keys_, floats_);
+      table_->read(keys_, floats_, found_);
     w.read_at = all_applied_ - w.applied;
     reply(w, r, status::done);
   }
@@ -368,10 +374,11 @@ template <class Table, messenger Messenger> class table_server {
                          .worker = number,
                          .sequence = w.applied + 1,
                          .summed = true};
-    table_->push(keys_, floats_, o);
+    const auto report = table_->push(keys_, floats_, o);
     table_->note_sequence(number, o.sequence);  // also of a push that touched no shard
     table_->note_sequence(number + whole, o.sequence);
     if (head.last && !w.left()) turn(w, number);
+    if (tell_gone_ && !report.gone.empty()) tell_gone_(report.gone);
   }
   // It leaves, or comes back.
   void turn(worker& w, std::uint32_t number) {
@@ -391,6 +398,7 @@ template <class Table, messenger Messenger> class table_server {
     out_.clear();
     out_.put(head);
     if (rows) detail::put_floats(out_, floats_.data(), floats_.size(), head.half != 0);
+    if (rows && what == tag::read) out_.put(found_.data(), found_.size());
     if (what == tag::orphan) out_.put(said);
     if (s == status::outdated) out_.put(w.object);
     send(r.from, r.id, what == tag::push);
@@ -420,6 +428,8 @@ template <class Table, messenger Messenger> class table_server {
   std::deque<request> waiting_;
   std::vector<key_type> keys_;
   std::vector<float> floats_;
+  std::vector<std::uint8_t> found_;  // of keys_, whether they have a row
+  std::function<void(std::span<const key_type>)> tell_gone_;
   detail::byte_writer out_;
 };
 

@@ -104,7 +104,7 @@ template <class Messenger> class table_requests {
     c.server = server;
     c.tag = static_cast<std::uint32_t>(t);
     c.body = bytes_of(h, keys);
-    c.bytes = t == tag::orphan ? sizeof(std::uint32_t) : items.size() * width_ * (h.half ? 2 : 4);
+    c.bytes = t == tag::orphan ? sizeof(std::uint32_t) : items.size() * (width_ * (h.half ? 2 : 4) + (t == tag::read));
     c.items = std::move(items);
     if (t == tag::pull || t == tag::read) c.reads_behind = h.pushes;
     c.again.begin(options_.retry);
