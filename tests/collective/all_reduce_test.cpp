@@ -45,7 +45,9 @@ std::uint32_t mix(std::uint32_t seed, int rank, std::size_t i) {
 
 template <class T> T value(std::uint32_t seed, int rank, std::size_t i) {
   const double x = mix(seed, rank, i) * 0x1p-30 - 1.0;  // [-1, 1)
-  if constexpr (std::is_integral_v<T>)
+  if constexpr (std::is_same_v<T, std::uint8_t>)
+    return static_cast<T>(x * 10.0 + 10.0);  // twelve of them don't wrap around
+  else if constexpr (std::is_integral_v<T>)
     return static_cast<T>(x * 100000.0);
   else if constexpr (sizeof(T) == 2)
     return T(static_cast<float>(x));
@@ -94,20 +96,30 @@ struct exact {
 };
 
 template <class T, class Op> exact oracle(const Op&, std::uint32_t seed, int ranks, std::size_t i, int roundings) {
-  long double sum = 0, magnitude = 0;
+  long double sum = 0, magnitude = 0, product = 1;
+  std::uint64_t wrapped = 1;
   T kept = value<T>(seed, 0, i);
   for (int r = 0; r < ranks; ++r) {
     const T x = value<T>(seed, r, i);
     sum += as_double(x);
     magnitude += std::abs(as_double(x));
+    product *= as_double(x);
+    if constexpr (std::is_integral_v<T>) wrapped *= static_cast<std::uint64_t>(x);
     if constexpr (std::is_same_v<Op, hd::min>) kept = as_double(x) < as_double(kept) ? x : kept;
     if constexpr (std::is_same_v<Op, hd::max>) kept = as_double(x) > as_double(kept) ? x : kept;
     if constexpr (std::is_same_v<Op, larger_magnitude>) kept = larger_magnitude{}(kept, x);
   }
-  if constexpr (!std::is_same_v<Op, hd::sum> && !std::is_same_v<Op, hd::mean>) {
+  if constexpr (std::is_same_v<Op, hd::product> && std::is_integral_v<T>) {
+    return {as_double(static_cast<T>(wrapped)), 0};
+  } else if constexpr (!std::is_same_v<Op, hd::sum> && !std::is_same_v<Op, hd::mean> &&
+                       !std::is_same_v<Op, hd::product>) {
     return {as_double(kept), 0};
   } else {
     if (std::is_same_v<T, double>) roundings = ranks + 1;  // no wider accumulator than the type itself
+    if (std::is_same_v<Op, hd::product>) {  // roundings add up over all that were multiplied, not along one path
+      if (roundings > 1) roundings = ranks;
+      sum = product, magnitude = std::abs(product);
+    }
     long double bound = 1.02L * roundings * static_cast<long double>(unit<T>) * magnitude;
     if (std::is_same_v<T, hd::float16>) bound += ranks * 0x1p-24L;  // where terms cancel to a subnormal
     if constexpr (std::is_same_v<Op, hd::mean>) {
@@ -148,18 +160,21 @@ void check(findings& found, Comm& comm, const Topology& t, std::size_t n, int ro
   hd::barrier(comm);
 }
 
+enum class reach { few, many, all };  // sizes: those to 17, those to 10007, and these with every operation
+
 template <class T, class Comm, class Topology>
-void check_type(findings& found, Comm& comm, const Topology& t, int roundings, bool many,
+void check_type(findings& found, Comm& comm, const Topology& t, int roundings, reach far,
                 std::vector<std::vector<std::byte>>& shared, const std::string& name) {
   const auto p = static_cast<std::size_t>(comm.size());
   std::vector<std::size_t> sizes{0, 1, p - 1, p, p + 1, 17};
-  if (many) sizes.insert(sizes.end(), {1023, 1024, 1025, 10007});
+  if (far != reach::few) sizes.insert(sizes.end(), {1023, 1024, 1025, 10007});
   for (const std::size_t n : sizes) {
     const std::string what =
         name + ", " + hd::name_of(hd::dtype_of<T>) + ", n " + std::to_string(n) + ", P " + std::to_string(p);
     check<T>(found, comm, t, n, roundings, hd::sum{}, shared, what + ", sum");
     check<T>(found, comm, t, n, roundings, hd::mean{}, shared, what + ", mean");
-    if (n != p + 1 && n != 1025) continue;
+    if (far != reach::all && n != p + 1 && n != 1025) continue;
+    check<T>(found, comm, t, n, roundings, hd::product{}, shared, what + ", product");
     check<T>(found, comm, t, n, 0, hd::min{}, shared, what + ", min");
     check<T>(found, comm, t, n, 0, hd::max{}, shared, what + ", max");
     check<T>(found, comm, t, n, 0, larger_magnitude{}, shared, what + ", user's");
@@ -181,18 +196,20 @@ hd::native late(hd::native t) { return t; }
 
 enum class types { every, in_turn };  // in turn: other ones with the next number of ranks
 
-template <class Topology>
-void check_late(const char* name, const Topology& t, int ranks, int roundings, types which) {
+template <class Topology> void check_late(const char* name, const Topology& t, int ranks, int roundings, types which) {
   findings found;
   std::vector<std::vector<std::byte>> shared(static_cast<std::size_t>(ranks));
   hd::threads::run(ranks, [&](auto& comm) {
-    const auto turn = [&](int k) { return which == types::every || ranks % 3 == k; };
-    if (turn(0)) check_type<float>(found, comm, t, roundings, true, shared, name);
-    if (turn(1)) check_type<hd::bfloat16>(found, comm, t, roundings, false, shared, name);
-    if (turn(2)) check_type<hd::float16>(found, comm, t, roundings, true, shared, name);
-    if (turn(1)) check_type<double>(found, comm, t, roundings, false, shared, name);
-    if (turn(2)) check_type<std::int32_t>(found, comm, t, roundings, false, shared, name);
-    if (turn(1)) check_type<std::int64_t>(found, comm, t, roundings, true, shared, name);
+    const auto check = [&]<class T>(int k, reach far, T) {
+      if (which == types::every || ranks % 3 == k) check_type<T>(found, comm, t, roundings, far, shared, name);
+    };
+    check(0, reach::many, float{});
+    check(1, reach::few, hd::bfloat16{});
+    check(2, reach::many, hd::float16{});
+    check(1, reach::few, double{});
+    check(2, reach::few, std::int32_t{});
+    check(1, reach::many, std::int64_t{});
+    check(0, reach::few, std::uint8_t{});
 
     // A user's element type, with a functor and with a lambda that captures.
     const std::size_t n = 1025;
@@ -427,6 +444,23 @@ TEST_CASE("all_reduce: trees, doublings and leaders against double precision") {
 TEST_CASE("all_reduce: topologies of users against double precision") {
   for (const int p : all_sizes) check_topology("binomial_tree", binomial_tree{}, p, log2_up(p));
   for (const int p : {1, 2, 4, 8}) check_topology("hypercube", hypercube{}, p, log2_up(p));
+}
+
+TEST_CASE("all_reduce: every type with every operation at every size") {
+  const auto one = []<class T>(T, const auto& t, int ranks, int roundings) {
+    findings found;
+    std::vector<std::vector<std::byte>> shared(static_cast<std::size_t>(ranks));
+    hd::threads::run(
+        ranks, [&](auto& comm) { check_type<T>(found, comm, t, roundings, reach::all, shared, "every operation"); });
+    CHECK(found.text() == "");
+  };
+  one(float{}, late(hd::ring{}), 5, 4);
+  one(double{}, late(hd::halving_doubling{}), 8, 3);
+  one(hd::float16{}, late(hd::torus_2d{}), 4, 2);
+  one(hd::bfloat16{}, late(hd::hierarchical<>{.group = 3}), 7, 4);
+  one(std::int32_t{}, hd::native{}, 3, 1);
+  one(std::int64_t{}, late(hd::tree{}), 2, 1);
+  one(std::uint8_t{}, late(hd::direct{}), 4, 1);
 }
 
 TEST_CASE("a communicator of users conforms") {
