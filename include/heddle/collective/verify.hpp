@@ -16,6 +16,7 @@ enum class fault {
   bad_peer,        ///< A peer is not another rank.
   bad_range,       ///< An interval leaves the buffer.
   unmatched,       ///< A send has no receive, or its interval differs from the receive's.
+  cycle,           ///< Every send has its receive, but one in another round: ranks wait for each other's later rounds.
   overlap,         ///< A copy overlaps a send or another receive of its round, or two reduces overlap in part.
   double_count,    ///< A contribution arrives twice in an element.
   incomplete,      ///< An element lacks contributions at the end.
@@ -32,6 +33,7 @@ constexpr const char* name_of(fault f) noexcept {
     case fault::bad_peer: return "bad peer";
     case fault::bad_range: return "bad range";
     case fault::unmatched: return "unmatched send or receive";
+    case fault::cycle: return "cycle: a message is received in another round than it is sent in";
     case fault::overlap: return "overlap inside a round";
     case fault::double_count: return "contribution counted twice";
     case fault::incomplete: return "contribution missing";
@@ -122,6 +124,26 @@ template <class Interval>
 constexpr bool overlaps_any(const std::vector<Interval>& v, Interval b) {
   const auto x = std::partition_point(v.begin(), v.end(), [&](Interval a) { return a.end() <= b.begin; });
   return x != v.end() && x->overlaps(b);
+}
+
+// What a send without its receive is, or a receive without its send: where both exist, in different rounds, a cycle.
+template <class Schedule> constexpr fault mismatch(const std::vector<Schedule>& all) {
+  struct message {
+    std::size_t source, destination, begin, count;
+    constexpr auto operator<=>(const message&) const = default;
+  };
+  std::vector<message> sent, received;
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    for (const operation& o : all[r].operations()) {
+      if (o.act == action::send)
+        sent.push_back({r, o.peer, o.range.begin, o.range.count});
+      else
+        received.push_back({o.peer, r, o.range.begin, o.range.count});
+    }
+  }
+  std::sort(sent.begin(), sent.end());
+  std::sort(received.begin(), received.end());
+  return sent == received ? fault::cycle : fault::unmatched;
 }
 
 // What a proof starts from and must reach.
@@ -274,7 +296,7 @@ constexpr verdict prove(const std::vector<Schedule>& all, std::size_t count, goa
         match = std::partition_point(match, last, [&](const sending& x) { return x.source < peer; });
         const auto skip = static_cast<std::ptrdiff_t>(nth[o.peer]++);
         if (last - match <= skip || match[skip].source != peer || !(match[skip].what->range == o.range)) {
-          return {fault::unmatched, r, k};
+          return {mismatch(all), r, k};
         }
         const auto [from, to] = cut.of(o.range);
         std::size_t completed = 0;
@@ -286,7 +308,7 @@ constexpr verdict prove(const std::vector<Schedule>& all, std::size_t count, goa
         if (o.act == action::reduce && completed && completed != to - from) finish_amiss(r, k);
       }
     }
-    if (sent.size() != receives) return {fault::unmatched, -1, k};
+    if (sent.size() != receives) return {mismatch(all), -1, k};
     for (const arrival_of& x : arriving) {
       element& here = state[at(x.rank)][x.atom];
       if (x.act == action::copy) {
