@@ -18,9 +18,10 @@ constexpr const char* usage = R"(usage: topology [options] TOPOLOGY RANKS
 
 Proves an all-reduce, prints its rounds, bytes and predicted time, and draws it.
 
-TOPOLOGY is ring, direct, halving_doubling, recursive_doubling, tree, double_tree, torus_2d:WIDTH, hierarchical:GROUP,
-leaders:GROUP, star (a topology of the user's, in this program's source), or automatic. Behind any of them, /CHUNKS or
-/CHUNKS/SKEW pipelines it.
+TOPOLOGY is ring, direct, halving_doubling, recursive_doubling, tree, double_tree, torus_2d:WIDTH, leaders:GROUP,
+mixed_radix:FACTOR,FACTOR.. (fastest first), hierarchical:GROUP or hierarchical:GROUP,INTRA,INTER (ring, direct or
+halving_doubling inside a group, any of these names across), star (a topology of the user's, in this program's source), or
+automatic. Behind any of them, /CHUNKS or /CHUNKS/SKEW pipelines it.
 
   --bytes N     bytes of the buffer (default 26214400)
   --links FILE  what links cost, as links::save writes it (default: machines of 8 ranks, a port of 10 Gbit/s for each)
@@ -60,6 +61,24 @@ template <class Number> Number number(std::string_view text, const char* what) {
   return n;
 }
 
+std::vector<std::string_view> words_of(std::string_view text) {  // what commas separate; of nothing, none
+  std::vector<std::string_view> words;
+  for (std::size_t at = 0; !text.empty() && at != std::string_view::npos;) {
+    const std::size_t end = text.find(',', at);
+    words.push_back(text.substr(at, end - at));
+    at = end == std::string_view::npos ? end : end + 1;
+  }
+  return words;
+}
+
+any two_levels(int group, std::string_view intra, const any& inter) {
+  const auto with = [&](const auto& inside) { return erased(hd::hierarchical{inside, inter, group}); };
+  if (intra == "ring") return with(hd::ring{});
+  if (intra == "direct") return with(hd::direct{});
+  if (intra == "halving_doubling") return with(hd::halving_doubling{});
+  throw hd::argument_error("INTRA is '" + std::string(intra) + "', allowed are ring, direct and halving_doubling");
+}
+
 any parse(std::string_view text) {
   const auto cut = [&text](char at) {  // what is behind the last `at`, which goes
     const std::size_t k = text.rfind(at);
@@ -75,8 +94,16 @@ any parse(std::string_view text) {
     skew = "1";
   if (!chunks.empty())
     return erased(hd::pipelined<any>{parse(text), number<int>(chunks, "CHUNKS"), number<int>(skew, "SKEW")});
-  const std::string_view setting = cut(':');
-  const int width = setting.empty() ? 0 : number<int>(setting, "WIDTH or GROUP");
+  const std::vector<std::string_view> settings = words_of(cut(':'));
+  if (text == "mixed_radix") {
+    hd::mixed_radix t;
+    if (settings.size() > t.radices.size()) throw hd::argument_error("mixed_radix takes 12 factors at most");
+    for (std::size_t i = 0; i < settings.size(); ++i) t.radices[i] = number<int>(settings[i], "a FACTOR");
+    return erased(t);
+  }
+  const int width = settings.empty() ? 0 : number<int>(settings[0], "WIDTH or GROUP");
+  if (text == "hierarchical" && settings.size() == 3) return two_levels(width, settings[1], parse(settings[2]));
+  if (settings.size() > 1) throw hd::argument_error(std::string(text) + " takes another number of settings");
   if (text == "ring") return erased(hd::ring{});
   if (text == "direct") return erased(hd::direct{});
   if (text == "halving_doubling") return erased(hd::halving_doubling{});
