@@ -1,12 +1,14 @@
 // SPDX-FileCopyrightText: The Heddle authors
 // SPDX-License-Identifier: Apache-2.0
 #include <heddle/collective/all_reduce.hpp>
+#include <heddle/collective/automatic.hpp>
 #include <heddle/collective/gather.hpp>
 #include <heddle/collective/hierarchical.hpp>
 #include <heddle/collective/leaders.hpp>
 #include <heddle/collective/mixed_radix.hpp>
 #include <heddle/collective/pipelined.hpp>
 #include <heddle/collective/recursive_doubling.hpp>
+#include <heddle/comm/calibrate.hpp>
 #include <heddle/comm/counting.hpp>
 #include <heddle/comm/threads.hpp>
 
@@ -288,6 +290,37 @@ TEST_CASE("all_reduce over mpi: trees, leaders and pipelines") {
     few("leaders", hd::leaders<hd::recursive_doubling>{.group = 2});
     few("pipelined tree", hd::pipelined<hd::tree>{.chunks = 3});
     few("pipelined hierarchical", hd::pipelined<hd::hierarchical<>>{{.group = 2}, 3, 2});
+  });
+}
+
+TEST_CASE("all_reduce over mpi: automatic, by the links that are there, and any factors") {
+  on_ranks([](auto& comm) {
+    const int p = comm.size();
+    for (const int node : {0, 2}) {
+      const hd::links costs = hd::calibrate(comm, node);
+      hd::links first = costs;
+      hd::broadcast(comm, std::span(&first, 1));
+      CHECK(first == costs);
+      const hd::automatic chosen{costs};
+      for (const std::size_t n : {std::size_t{0}, std::size_t{17}, std::size_t{10007}}) {
+        check<float>(comm, "automatic", late(chosen), n, hd::mean{});
+        std::vector<double> data = input<double>(comm.rank(), n);
+        hd::all_reduce(comm, chosen, std::span(data));  // by its own type, whose header tells other choices apart
+        double worst = 0;
+        for (std::size_t i = 0; i < n; ++i) {
+          double sum = 0;
+          for (int r = 0; r < p; ++r) sum += value<double>(r, i, n);
+          worst = std::max(worst, std::abs(data[i] - sum));
+        }
+        CHECK(worst <= 1e-14);
+      }
+    }
+    const int m = hd::detail::middle_divisor(p);
+    for (const hd::exchange within : {hd::exchange::ring, hd::exchange::direct}) {
+      const hd::mixed_radix t{.radices = {p / m, m}, .within = within};
+      for (const std::size_t n : {std::size_t{1}, std::size_t{17}, std::size_t{1025}})
+        check<float>(comm, "mixed_radix", late(t), n, hd::sum{});
+    }
   });
 }
 
