@@ -4,15 +4,13 @@
 // Ranks are threads with a stream each, on as many devices as there are, or all on one.
 
 #include "../support/catch.hpp"
+#include "any_topology.hpp"
 #include "rank_check.hpp"
 #include "rank_device.cuh"
 
 #include <heddle/collective/all_reduce.cuh>
 #include <heddle/collective/gather.cuh>
-#include <heddle/collective/hierarchical.hpp>
-#include <heddle/collective/leaders.hpp>
-#include <heddle/collective/pipelined.hpp>
-#include <heddle/collective/recursive_doubling.hpp>
+#include <heddle/collective/point_to_point.hpp>
 #include <heddle/comm/counting.hpp>
 #include <heddle/comm/hosted.cuh>
 #include <heddle/comm/staged.cuh>
@@ -24,7 +22,6 @@
 #include <emulated/control.h>
 #endif
 
-#include <functional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -55,29 +52,6 @@ void run(int ranks, int on, Function&& f, const hd::threads::device_options& o =
     f(comm, device);
     comm.synchronize();
   });
-}
-
-// A topology as data, so that one executor and one kernel serve all of them.
-struct any_topology {
-  std::string text;
-  std::function<hd::schedule(int, int, std::size_t)> make;
-  std::string name() const { return text; }
-  hd::schedule all_reduce(int rank, int size, std::size_t n) const { return make(rank, size, n); }
-};
-template <class Topology> any_topology erased(const Topology& t) {
-  return {t.name(), [t](int rank, int size, std::size_t n) { return t.all_reduce(rank, size, n); }};
-}
-std::vector<any_topology> topologies() {
-  return {erased(hd::ring{}),
-          erased(hd::direct{}),
-          erased(hd::torus_2d{}),
-          erased(hd::halving_doubling{}),
-          erased(hd::recursive_doubling{}),
-          erased(hd::tree{}),
-          erased(hd::double_tree{}),
-          erased(hd::hierarchical<>{.group = 3}),
-          erased(hd::leaders<>{.group = 3}),
-          erased(hd::pipelined{hd::torus_2d{}, 3, 2})};
 }
 
 // Sums and means of every size by every topology, without waiting in between; what is wrong, in words. Which bits a
@@ -149,19 +123,28 @@ void everything(device_comm& comm, rank_device& device) {
   hd::barrier(comm);
   hd::all_gather(comm, hd::direct{}, std::span<const double>(part), all);
   hd::broadcast(comm, copy, p - 1);
+  const auto many = elements<double>(me, 3 * ranks);
+  const auto rooted = device.put(mine), to = device.put(many), from = device.put(room);
+  hd::reduce(comm, rooted, p / 2, hd::mean{}, device.queue());
+  hd::all_to_all(comm, std::span<const double>(to), from);
   hd::all_reduce(comm, hd::native{}, half, hd::sum{}, device.queue());
   hd::all_reduce(comm, hd::direct{}, half_ring, hd::sum{}, device.queue());
   hd::all_reduce(comm, hd::ring{}, largest, largest_magnitude{}, device.queue());
   hd::all_reduce(comm, hd::native{}, native_largest, largest_magnitude{}, device.queue());
   const auto means = device.get<double>(comm, data), gathered = device.get<double>(comm, all),
-             last = device.get<double>(comm, copy);
+             last = device.get<double>(comm, copy), root = device.get<double>(comm, rooted),
+             exchanged = device.get<double>(comm, from);
   const auto want = reference<double>(p, n, hd::mean{});
   for (std::size_t i = 0; i < n; ++i) {
+    RANK_CHECK(me != p / 2 || std::fabs(root[i] - want[i]) <= 1e-12);
     RANK_CHECK(std::fabs(means[i] - want[i]) <= 1e-12);
     RANK_CHECK(last[i] == element<double>(p - 1, i));
   }
-  for (std::size_t i = 0; i < 3 * ranks; ++i)
-    RANK_CHECK(gathered[i] == element<double>(static_cast<int>(i / 3), i % 3));
+  for (std::size_t i = 0; i < 3 * ranks; ++i) {
+    const int source = static_cast<int>(i / 3);
+    RANK_CHECK(gathered[i] == element<double>(source, i % 3));
+    RANK_CHECK(exchanged[i] == element<double>(source, 3 * static_cast<std::size_t>(me) + i % 3));
+  }
   const auto sums = reference<hd::bfloat16>(p, 100, hd::sum{});
   const auto far = reference<float>(p, 100, largest_magnitude{});
   const auto one = device.get<hd::bfloat16>(comm, half), two = device.get<hd::bfloat16>(comm, half_ring);

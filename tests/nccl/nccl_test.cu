@@ -4,13 +4,13 @@
 // Ranks are threads with a device each, which find each other through threads::communicator.
 
 #include "../support/catch.hpp"
+#include "any_topology.hpp"
 #include "rank_check.hpp"
 #include "rank_device.cuh"
 
 #include <heddle/collective/all_reduce.cuh>
 #include <heddle/collective/gather.cuh>
-#include <heddle/collective/hierarchical.hpp>
-#include <heddle/collective/mixed_radix.hpp>
+#include <heddle/collective/point_to_point.hpp>
 #include <heddle/comm/counting.hpp>
 #include <heddle/comm/fingerprint.hpp>
 #include <heddle/comm/nccl.hpp>
@@ -25,6 +25,7 @@
 #include <cstdio>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace hd = heddle;
@@ -50,29 +51,36 @@ template <class Function> void run(int ranks, const hd::nccl::options& o, Functi
   });
 }
 
-// One all-reduce of every size after the other, without waiting in between; what is wrong, in words.
+// All-reduces of every size by every topology, without waiting in between; what is wrong, in words.
 template <class Value, class Op, class Topology>
-std::string all_reduces(int ranks, const Topology& t, double roundoff, const Op& op = {}) {
+std::string all_reduces(int ranks, const std::vector<Topology>& all, double roundoff, const Op& op = {}) {
   const auto p = static_cast<std::size_t>(ranks);
-  std::vector<std::size_t> sizes{0, 1, p - 1, p, p + 1, 17, 1025};
-  std::vector<std::vector<std::vector<Value>>> got(sizes.size(), std::vector<std::vector<Value>>(p));
+  const std::vector<std::size_t> sizes{0, 1, p - 1, p, p + 1, 17, 1025};
+  std::vector<std::pair<const Topology*, std::size_t>> cases;
+  for (const Topology& t : all) {
+    for (const std::size_t n : sizes) {
+      if (n < 1025 || &t == &all[0]) cases.push_back({&t, n});
+    }
+  }
+  std::vector<std::vector<std::vector<Value>>> got(cases.size(), std::vector<std::vector<Value>>(p));
   run(ranks, {}, [&](auto&, hd::nccl::communicator& comm, rank_device& device) {
     std::vector<std::vector<Value>> in;
     std::vector<std::span<Value>> there;
-    for (const std::size_t n : sizes) in.push_back(elements<Value>(comm.rank(), n));
+    for (const auto& c : cases) in.push_back(elements<Value>(comm.rank(), c.second));
     for (const auto& v : in) there.push_back(device.put(v));
-    for (const auto s : there) hd::all_reduce(comm, t, s, op, device.queue());
-    for (std::size_t k = 0; k < sizes.size(); ++k)
+    for (std::size_t k = 0; k < cases.size(); ++k) hd::all_reduce(comm, *cases[k].first, there[k], op, device.queue());
+    for (std::size_t k = 0; k < cases.size(); ++k)
       got[k][static_cast<std::size_t>(comm.rank())] = device.template get<Value>(comm, there[k]);
   });
-  for (std::size_t k = 0; k < sizes.size(); ++k) {
-    const auto want = reference<Value>(ranks, sizes[k], op);
+  for (std::size_t k = 0; k < cases.size(); ++k) {
+    const auto [t, n] = cases[k];
+    const auto want = reference<Value>(ranks, n, op);
     for (std::size_t r = 0; r < p; ++r) {
-      for (std::size_t i = 0; i < sizes[k]; ++i) {
+      for (std::size_t i = 0; i < n; ++i) {
         const double have = wide(got[k][r][i]);
         const double off = std::fabs(have - want[i]);
         if (!(off <= roundoff * (1 + std::fabs(want[i]))) || have != wide(got[k][0][i])) {
-          return t.name() + ", " + std::to_string(ranks) + " ranks, " + std::to_string(sizes[k]) + " elements: rank " +
+          return t->name() + ", " + std::to_string(ranks) + " ranks, " + std::to_string(n) + " elements: rank " +
                  std::to_string(r) + " has " + std::to_string(have) + " at " + std::to_string(i) + ", not " +
                  std::to_string(want[i]);
         }
@@ -112,16 +120,19 @@ TEST_CASE("nccl: the page's example runs") {
   CHECK_NOTHROW(hd::threads::run(2, [](auto& comm) { reduce_on_devices(comm.rank(), comm.size(), comm); }));
 }
 
-TEST_CASE("nccl: schedules reduce device memory") {
-  for (const int ranks : {1, 2, 3, 4, 5}) {
+TEST_CASE("nccl: schedules of every topology reduce device memory") {
+  const std::vector<any_topology> all = topologies(), ring(1, all[0]);
+  for (const int ranks : {1, 2, 3, 4, 5, 7}) {
     if (!enough_devices(ranks)) return;
-    CHECK(all_reduces<float, hd::sum>(ranks, hd::ring{}, 1e-6) == "");
-    CHECK(all_reduces<float, hd::mean>(ranks, hd::halving_doubling{}, 1e-6) == "");
+    CHECK(all_reduces<float, hd::mean>(ranks, all, 1e-6) == "");
   }
-  CHECK(all_reduces<int, hd::sum>(3, hd::ring{}, 0.0) == "");
-  CHECK(all_reduces<hd::bfloat16, hd::mean>(4, hd::ring{}, 0.02) == "");
-  CHECK(all_reduces<float, largest_magnitude>(4, hd::ring{}, 0.0) == "");
-  CHECK(all_reduces<float, hd::max>(5, hd::halving_doubling{}, 0.0) == "");
+  CHECK(all_reduces<float, hd::sum>(5, all, 1e-6) == "");
+  CHECK(all_reduces<float, hd::product>(5, all, 0.0) == "");  // of few digits each
+  CHECK(all_reduces<float, hd::min>(4, all, 0.0) == "");
+  CHECK(all_reduces<float, hd::max>(5, all, 0.0) == "");
+  CHECK(all_reduces<int, hd::sum>(3, ring, 0.0) == "");
+  CHECK(all_reduces<hd::bfloat16, hd::mean>(4, ring, 0.02) == "");
+  CHECK(all_reduces<float, largest_magnitude>(4, ring, 0.0) == "");
 }
 
 TEST_CASE("nccl: wrappers work in the stream as well") {
@@ -141,12 +152,15 @@ TEST_CASE("nccl: wrappers work in the stream as well") {
 }
 
 TEST_CASE("nccl: the library's own all-reduce") {
+  const std::vector<hd::native> native(1);
   for (const int ranks : {1, 2, 5}) {
     if (!enough_devices(ranks)) return;
-    CHECK(all_reduces<float, hd::sum>(ranks, hd::native{}, 1e-6) == "");
-    CHECK(all_reduces<float, hd::max>(ranks, hd::native{}, 0.0) == "");
+    CHECK(all_reduces<float, hd::sum>(ranks, native, 1e-6) == "");
+    CHECK(all_reduces<float, hd::max>(ranks, native, 0.0) == "");
+    CHECK(all_reduces<float, hd::min>(ranks, native, 0.0) == "");
+    CHECK(all_reduces<float, hd::product>(ranks, native, 0.0) == "");
   }
-  CHECK(all_reduces<hd::bfloat16, hd::mean>(3, hd::native{}, 0.02) == "");
+  CHECK(all_reduces<hd::bfloat16, hd::mean>(3, native, 0.02) == "");
 }
 
 TEST_CASE("nccl: the mean of ones is one, also in bfloat16") {
@@ -196,7 +210,7 @@ TEST_CASE("nccl: schedules without reductions move device memory") {
   CHECK(wrong == std::vector<std::string>(5));
 }
 
-TEST_CASE("nccl: schedules that gather, scatter and broadcast device memory") {
+TEST_CASE("nccl: schedules that gather, scatter, broadcast, reduce and exchange device memory") {
   for (const int ranks : {1, 2, 3, 5}) {
     if (!enough_devices(ranks)) return;
     const auto p = static_cast<std::size_t>(ranks);
@@ -217,15 +231,26 @@ TEST_CASE("nccl: schedules that gather, scatter and broadcast device memory") {
       hd::barrier(comm);
       hd::all_gather(comm, hd::ring{}, std::span<const double>(part), all);
       hd::broadcast(comm, copy, comm.size() - 1);
+      const auto many = elements<double>(comm.rank(), 3 * p);
+      const auto rooted = device.put(mine), to = device.put(many), from = device.put(room);
+      const int root = comm.size() / 2;
+      hd::reduce(comm, rooted, root, hd::mean{}, device.queue());
+      hd::all_to_all(comm, std::span<const double>(to), from);
       std::string& said = wrong[static_cast<std::size_t>(comm.rank())];
       const auto means = device.get<double>(comm, data), gathered = device.get<double>(comm, all),
-                 last = device.get<double>(comm, copy);
+                 last = device.get<double>(comm, copy), reduced = device.get<double>(comm, rooted),
+                 exchanged = device.get<double>(comm, from);
       for (std::size_t i = 0; i < n; ++i) {
+        if (comm.rank() == root && std::fabs(reduced[i] - want[i]) > 1e-12) said = "reduce";
         if (std::fabs(means[i] - want[i]) > 1e-12) said = "reduce_scatter and all_gather";
         if (last[i] != element<double>(comm.size() - 1, i)) said = "broadcast";
       }
-      for (std::size_t i = 0; i < 3 * p; ++i)
-        if (gathered[i] != element<double>(static_cast<int>(i / 3), i % 3)) said = "all_gather";
+      for (std::size_t i = 0; i < 3 * p; ++i) {
+        const int source = static_cast<int>(i / 3);
+        if (gathered[i] != element<double>(source, i % 3)) said = "all_gather";
+        if (exchanged[i] != element<double>(source, 3 * static_cast<std::size_t>(comm.rank()) + i % 3))
+          said = "all_to_all";
+      }
     });
     CHECK(wrong == std::vector<std::string>(p));
   }

@@ -81,6 +81,10 @@ template <class Value, class Op> std::vector<double> reference(int ranks, std::s
       const double b = wide(element<Value>(r, i));
       if constexpr (std::is_same_v<Op, hd::max>)
         a = a > b ? a : b;
+      else if constexpr (std::is_same_v<Op, hd::min>)
+        a = a < b ? a : b;
+      else if constexpr (std::is_same_v<Op, hd::product>)
+        a *= b;
       else if constexpr (std::is_same_v<Op, largest_magnitude>)
         a = std::fabs(a) > std::fabs(b) || (std::fabs(a) == std::fabs(b) && a > b) ? a : b;
       else

@@ -152,29 +152,36 @@ void reduce_scatter(Comm& comm, const Topology& t, std::span<const Element> data
   std::copy(own.begin(), own.end(), mine.begin());
 }
 
+namespace detail {
+template <class Comm, class Element, class Operation = operation>
+bool reduce_to(Comm& comm, std::span<Element> data, int root, const leaf& l) {
+  const int size = comm.size(), rank = comm.rank();
+  if (root < 0 || root >= size) {
+    throw argument_error("heddle::reduce: root " + std::to_string(root) + " of " + std::to_string(size) + " ranks");
+  }
+  check_buffer("reduce", data.data(), data.size());
+  check_headers<Comm>("reduce", l, size);
+  const interval all{0, data.size()};
+  basic_schedule<Operation> s;
+  tree_reduce(s, (rank - root + size) % size, size, all, [&](int node) { return (node + root) % size; });
+  basic_executor<Operation> x;
+  x.prepare(rank, s, l.bytes, std::span(&all, rank == root));
+  const header h = begin_call(comm, {operation_kind::reduce, l.type, l.id, 0, 0, 1, data.size()});
+  return x.run_prepared(comm, s, 0, s.rounds(), h, reinterpret_cast<std::byte*>(data.data()), &l,
+                        l.average ? 1.0 / size : 1.0);
+}
+}  // namespace detail
+
 /// @brief Reduces in place to one rank, up a binary tree; on the others `data` is scratch afterwards.
 /// Wire:   n elements sent per rank, ceil(log2 P) rounds and roundings.
 /// @param comm Communicator. @param data Elements, the same count on all ranks. @param root Who gets the result.
 /// @param op As for all_reduce.
 /// @return Whether a value left float16's range on this rank.
 /// Throws: argument_error if root isn't a rank; comm_error.
-template <communicator Comm, class Element, class Op = sum, class Operation = operation>
+template <communicator Comm, class Element, class Op = sum>
 bool reduce(Comm& comm, std::span<Element> data, int root = 0, const Op& op = {}) {
-  static_assert(!stream_ordered<Comm>, "heddle::reduce: not for a communicator that works in a stream");
-  const int size = comm.size(), rank = comm.rank();
-  if (root < 0 || root >= size) {
-    throw argument_error("heddle::reduce: root " + std::to_string(root) + " of " + std::to_string(size) + " ranks");
-  }
-  detail::check_buffer("reduce", data.data(), data.size());
-  const leaf l = leaf_of<Element>(op);
-  const interval all{0, data.size()};
-  basic_schedule<Operation> s;
-  detail::tree_reduce(s, (rank - root + size) % size, size, all, [&](int node) { return (node + root) % size; });
-  basic_executor<Operation> x;
-  x.prepare(rank, s, l.bytes, std::span(&all, rank == root));
-  const header h = begin_call(comm, {operation_kind::reduce, l.type, l.id, 0, 0, 1, data.size()});
-  return x.run_prepared(comm, s, 0, s.rounds(), h, reinterpret_cast<std::byte*>(data.data()), &l,
-                        l.average ? 1.0 / size : 1.0);
+  static_assert(!stream_ordered<Comm>, "heddle::reduce: this communicator works in a stream; pass the queue last");
+  return detail::reduce_to(comm, data, root, leaf_of<Element>(op));
 }
 
 /// @brief Copies root's elements to every rank, by a binomial tree.

@@ -103,7 +103,11 @@ void all_to_all(Comm& comm, std::span<const Element> in, std::span<const std::si
   std::size_t a = 0, b = 0;
   for (std::size_t r = 0; r < size; a += in_counts[r], b += out_counts[r], ++r) {
     if (r == me) {
-      if (in_counts[r]) std::memcpy(out.data() + b, in.data() + a, in_counts[r] * sizeof(Element));
+      const std::size_t bytes = in_counts[r] * sizeof(Element);
+      if constexpr (stream_ordered<Comm>)
+        comm.copy(out.data() + b, in.data() + a, bytes);
+      else if (bytes)
+        std::memcpy(out.data() + b, in.data() + a, bytes);
       continue;
     }
     if (in_counts[r]) to.push_back({static_cast<int>(r), in.data() + a, in_counts[r] * sizeof(Element), 1});
