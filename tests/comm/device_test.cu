@@ -11,6 +11,7 @@
 #include <heddle/collective/all_reduce.cuh>
 #include <heddle/collective/gather.cuh>
 #include <heddle/collective/point_to_point.hpp>
+#include <heddle/comm/calibrate.hpp>
 #include <heddle/comm/counting.hpp>
 #include <heddle/comm/hosted.cuh>
 #include <heddle/comm/staged.cuh>
@@ -363,4 +364,11 @@ TEST_CASE("hosted: host memory over a communicator that works in a stream confor
       f(comm);
     });
   });
+  hd::links measured[2];
+  run(2, 2, [&](device_comm& comm, rank_device&) {
+    hd::hosted carried(comm.duplicate());
+    measured[comm.rank()] = hd::calibrate(carried);
+  });
+  CHECK(measured[0] == measured[1]);
+  CHECK(measured[0].intra.cost.alpha > 0);
 }

@@ -110,11 +110,13 @@ template <class Clock, class Comm, class Byte = std::byte> class stopwatch {
 /// Pairs of ranks exchange 8 bytes and 1 MiB, all pairs at the same time, one pair alone, and one rank with two others:
 /// that gives latency and bandwidth, and who shares the latter; 128 KiB, at the beginning of a call and in it; and
 /// 1 MiB with ranks 2, 4, 8 .. away, all at the same time. Medians, or the fastest, of rank 0, which every rank gets.
-/// Collective.
+/// Collective. It gives messages of host memory: wrap a communicator that works in a stream, `hosted(comm)`.
 /// @param comm Communicator. @param node Ranks of one machine, consecutive ones; 0: all are on one.
 /// @tparam Clock What measures; for example the clock of a simulator.
 /// Throws: argument_error if `node` is negative; comm_error.
 template <class Clock = std::chrono::steady_clock, communicator Comm> links calibrate(Comm& comm, int node = 0) {
+  static_assert(!stream_ordered<Comm>,
+                "heddle::calibrate: this communicator works in a stream; give it a hosted(comm)");
   links l{.node = node};
   l.check();
   const int rank = comm.rank(), size = comm.size();
