@@ -187,6 +187,7 @@ TEST_CASE("threads on devices: every topology against double precision, the same
     CHECK(all_reduces(ranks, 1, {0, 1, p - 1, p, p + 1, 17, 1025}) == "");
     run(ranks, 1, everything);
   }
+  for (const int ranks : {5, 6, 7}) CHECK(all_reduces(ranks, 1, {static_cast<std::size_t>(ranks) + 1, 17}) == "");
   if (devices() > 1) {
     CHECK(all_reduces(5, 2, {0, 1, 17, 301}) == "");
     CHECK(all_reduces(3, 3, {4, 301}, {.peers = false}) == "");
