@@ -4,8 +4,9 @@
 // driver: script
 
 // bench/allreduce.py runs this, in turn with the peers (bench/peers):
-//     allreduce RANKS BYTES CALLS SAMPLES...   prints "<what> <bytes> <seconds>" per sample: native{}, ring{} and
-//                                              halving_doubling{} in place, one call of CALLS in a row
+//     allreduce RANKS BYTES CALLS SAMPLES...   prints "<what> <bytes> <seconds>" per sample: native{}, ring{},
+//                                              halving_doubling{} and, as "userop", ring{} with an operation of the
+//                                              user's, in place, one call of CALLS in a row
 //     allreduce stream RANKS                   prints "stream <bytes per second>": every rank scales 64 MiB of its own
 //     allreduce overlap                        prints "<what> 0 <seconds>" of compute, serial and overlapped steps
 //     allreduce lanes                          prints "<what> <lanes> <seconds>" of a step, and of what its links need
@@ -33,6 +34,10 @@ using clock_type = std::chrono::steady_clock;
 
 double since(clock_type::time_point start) { return std::chrono::duration<double>(clock_type::now() - start).count(); }
 
+struct add {  // as a user writes it
+  float operator()(float a, float b) const { return a + b; }
+};
+
 [[noreturn]] void wrong(const char* what) {
   std::fprintf(stderr, "allreduce: %s gives a wrong sum\n", what);
   std::exit(3);
@@ -52,8 +57,9 @@ void place(int rank, int ranks) {
 }
 
 // One sample: seconds per call on rank 0, which no other rank can leave behind by more than a call.
-template <class Comm, class Plan> double sample(Comm& comm, Plan& plan, std::vector<float>& data, int calls) {
-  const hd::leaf l = hd::leaf_of<float>(hd::sum{});
+template <class Comm, class Plan>
+double sample(Comm& comm, Plan& plan, std::vector<float>& data, int calls,
+              const hd::leaf& l = hd::leaf_of<float>(hd::sum{})) {
   hd::barrier(comm);
   const auto start = clock_type::now();
   for (int c = 0; c < calls; ++c) plan(comm, data.data(), l);
@@ -84,6 +90,7 @@ void reduce(int ranks, std::size_t bytes, int calls, int samples) {
       print("native", sample(comm, native, data, calls));
       print("ring", sample(comm, ring, data, calls));
       print("halving_doubling", sample(comm, halving, data, calls));
+      print("userop", sample(comm, ring, data, calls, hd::leaf_of<float>(add{})));
     }
   });
 }

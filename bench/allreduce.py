@@ -111,6 +111,9 @@ def compare(peers):
     print(f"RATIO overlap {hidden:.3f} 0.8 hidden {hidden / 0.8:.3f}")
     for lanes in (2, 4):
         ratio(f"lanes.{lanes}.one", 1e6 * median("lanes", "step", lanes), 1e6 * median("lanes", "step", 1))
+    for size in SIZES:
+        ratio(f"userop.threads.{label(size)}.builtin", 1e6 * median("threads", "userop", size),
+              1e6 * median("threads", "ring", size))
     ratio("lanes.4.floor", 1e6 * median("lanes", "step", 4), 1e6 * median("lanes", "links"))
 
 
@@ -118,7 +121,7 @@ def draw(path):
     """Bytes reduced per second over the size, both axes logarithmic."""
     lines = {}
     for group, what, size in samples:
-        if group == "threads" and size:
+        if group == "threads" and size and what != "userop":
             lines.setdefault(what, []).append((size, size / median(group, what, size) / 1e9))
     left, top, width, height = 60, 20, 560, 300
     low = min(y for line in lines.values() for _, y in line)
@@ -158,6 +161,11 @@ def main():
     rounds = int(sys.argv[4]) if len(sys.argv) > 4 else 7
     measure(binary, peers, rounds)
     compare(peers)
+    for part in ("_mpi", "_overlap"):  # what allreduce.sh has measured over MPI
+        there = os.path.splitext(path)[0] + part + ".json"
+        if os.path.exists(there):
+            with open(there) as file:
+                ratios.extend(json.load(file)["ratios"])
     with open(path, "w") as file:
         all_samples = [{"group": g, "what": w, "bytes": s, "values": v} for (g, w, s), v in samples.items()]
         json.dump({"ratios": ratios, "samples": all_samples}, file, indent=1)

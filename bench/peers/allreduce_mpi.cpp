@@ -4,7 +4,7 @@
 // All-reduce of fp32 sums on MPI processes: schedules through MPI's point-to-point messages, and native, against
 // MPI_Allreduce, and a ring with an operation of the user's own against MPI's and against the ring with sum{}.
 // bench/allreduce.sh starts it under mpirun: allreduce_mpi JSON [REPETITIONS [BYTES...]]
-// Or, with two processes, allreduce_mpi overlap: how much of communication is hidden behind backward.
+// Or, with two processes, allreduce_mpi overlap JSON: how much of communication is hidden behind backward.
 // All contenders take turns in one run, in place. A time is that of the slowest rank, from a barrier; medians are
 // compared.
 #include "../support/overlap.hpp"
@@ -46,6 +46,23 @@ struct contender {
     return seconds[seconds.size() / 2];
   }
 };
+
+void ratio(std::FILE* json, const std::string& name, double ours, double theirs, const char* unit, double value) {
+  std::printf("RATIO %s %.4g %.4g %s %.3f\n", name.c_str(), ours, theirs, unit, value);
+  std::fflush(stdout);
+  std::fprintf(json, "%s\n {\"case\": \"%s\", \"ours\": %.6g, \"other\": %.6g, \"unit\": \"%s\", \"ratio\": %.4f}",
+               std::ftell(json) > 12 ? "," : "", name.c_str(), ours, theirs, unit, value);
+}
+
+// Runs f with the JSON that it adds ratios to, on rank 0; the others' go nowhere.
+template <class Function> void with_json(const char* path, int rank, Function&& f) {
+  std::FILE* const json = std::fopen(rank == 0 ? path : "/dev/null", "w");
+  if (!json) throw hd::argument_error(std::string("can't write ") + path);
+  std::fputs("{\"ratios\": [", json);
+  f(json);
+  std::fputs("\n]}\n", json);
+  std::fclose(json);
+}
 
 class contest {
  public:
@@ -93,8 +110,11 @@ class contest {
     for (std::size_t i = 0; i + 2 < all_.size(); ++i) {
       contender& c = all_[i];
       const bool users = c.name == "userop";
-      ratio(json, (users ? "userop." : "mpi." + c.name + ".") + bytes + ".openmpi", c.median(), users ? mpi_user : mpi);
-      if (users) ratio(json, "userop." + bytes + ".builtin", c.median(), all_[0].median());
+      const auto against = [&](const std::string& name, double theirs) {
+        ratio(json, name, c.median() * 1e6, theirs * 1e6, "us", theirs / c.median());
+      };
+      against((users ? "userop." : "mpi." + c.name + ".") + bytes + ".openmpi", users ? mpi_user : mpi);
+      if (users) against("userop." + bytes + ".builtin", all_[0].median());
     }
   }
 
@@ -107,12 +127,6 @@ class contest {
   void call_mpi(MPI_Op op) {
     MPI_Allreduce(MPI_IN_PLACE, data_.data(), static_cast<int>(data_.size()), MPI_FLOAT, op, MPI_COMM_WORLD);
   }
-  static void ratio(std::FILE* json, const std::string& name, double ours, double theirs) {
-    std::printf("RATIO %s %.4g %.4g us %.3f\n", name.c_str(), ours * 1e6, theirs * 1e6, theirs / ours);
-    std::fflush(stdout);
-    std::fprintf(json, "%s\n {\"case\": \"%s\", \"ours\": %.6g, \"other\": %.6g, \"unit\": \"us\", \"ratio\": %.4f}",
-                 std::ftell(json) > 12 ? "," : "", name.c_str(), ours * 1e6, theirs * 1e6, theirs / ours);
-  }
 
   hd::mpi::communicator& comm_;
   std::vector<float> data_;
@@ -122,7 +136,7 @@ class contest {
   add add_;
 };
 // hidden = 1 - (overlapped - compute) / (serial - compute), with a thread that communicates and without.
-void overlap() {
+void overlap(std::FILE* json) {
   for (const auto p : {hd::progress::thread, hd::progress::polled}) {
     hd::mpi::options o;
     o.progress = p;
@@ -135,10 +149,12 @@ void overlap() {
     const char* const name = p == hd::progress::thread ? "thread" : "polled";
     std::printf("overlap.mpi.%s: compute %.1f ms, serial %.1f ms, overlapped %.1f ms\n", name, alone * 1e3,
                 serial * 1e3, together * 1e3);
-    if (p == hd::progress::thread)
-      std::printf("RATIO overlap.mpi %.3f 0.8 hidden %.3f\n", hidden, hidden / 0.8);
-    else
+    if (p == hd::progress::thread) {
+      ratio(json, "overlap.mpi", hidden, 0.8, "hidden", hidden / 0.8);
+    } else {
       std::printf("overlap.mpi.polled: hidden %.3f\n", hidden);
+      ratio(json, "overlap.mpi.polled.serial", together * 1e3, serial * 1e3, "ms", serial / together);
+    }
   }
 }
 
@@ -147,8 +163,9 @@ void overlap() {
 int main(int argc, char** argv) {
   if (argc < 2) return 2;
   if (std::string(argv[1]) == "overlap") {
+    if (argc < 3) return 2;
     const auto world = hd::mpi::world();
-    overlap();
+    with_json(argv[2], world.rank(), overlap);
     return 0;
   }
   const int repetitions = argc > 2 ? std::atoi(argv[2]) : 21;
@@ -157,18 +174,15 @@ int main(int argc, char** argv) {
   if (sizes.empty()) sizes = {1u << 16, 1u << 20, 1u << 22, 25'000'000, 1u << 26};
   bool right = true;
   hd::mpi::run([&](auto& comm) {
-    std::FILE* const json = std::fopen(comm.rank() == 0 ? argv[1] : "/dev/null", "w");
-    if (!json) throw hd::argument_error(std::string("can't write ") + argv[1]);
-    std::fputs("{\"ratios\": [", json);
-    for (const std::size_t bytes : sizes) {
-      contest c(comm, bytes / sizeof(float));
-      int mine = c.run(repetitions), all = 0;
-      MPI_Allreduce(&mine, &all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
-      right &= all != 0;
-      if (comm.rank() == 0) c.print(json);
-    }
-    std::fputs("\n]}\n", json);
-    std::fclose(json);
+    with_json(argv[1], comm.rank(), [&](std::FILE* json) {
+      for (const std::size_t bytes : sizes) {
+        contest c(comm, bytes / sizeof(float));
+        int mine = c.run(repetitions), all = 0;
+        MPI_Allreduce(&mine, &all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+        right &= all != 0;
+        if (comm.rank() == 0) c.print(json);
+      }
+    });
     if (comm.rank() == 0 && !right) std::printf("a sum is wrong\n");
   });
   return right ? 0 : 3;
