@@ -168,19 +168,25 @@ void measure(const std::string& name, const traffic& t, Work&& work) {
   compare(name, t.bytes(), t.bytes() * elements, work, [&] { all_streams().run(t); });
 }
 
-// Decoding packets: 8 bytes of an entry read, and 32 read and written where it belongs.
+// What a rank sends of a tensor, apart from what a pass moves.
+void tell_packet(const std::string& name, std::size_t bytes) {
+  std::printf("%s packet: %.4g bytes per element\n", name.c_str(), static_cast<double>(bytes) / elements);
+}
+
+// Decoding entries: 8 bytes of one read, and 32 read and written where it belongs. `head`: bytes of the packet before
+// the list of entries.
 template <class Compressor>
-void measure_packet_decode(const std::string& name, const Compressor& c, const memory<std::byte>& packet,
-                           memory<float>& sum) {
+void measure_packet_decode(const std::string& name, const Compressor& c, hd::slice<const std::byte> packet,
+                           std::size_t head, memory<float>& sum) {
   memory<std::uint32_t> index;
   memory<float> value;
-  hd::for_each_entry({packet.data(), packet.size()}, elements, [&](std::uint32_t i, float v) {
+  hd::for_each_entry(packet.subslice(head, packet.count - head), elements, [&](std::uint32_t i, float v) {
     index.push_back(i);
     value.push_back(v);
   });
   const double bytes = 72.0 * static_cast<double>(index.size());
   compare(
-      name, bytes / elements, bytes, [&] { c.decode_add({packet.data(), packet.size()}, {sum.data(), sum.size()}); },
+      name, bytes / elements, bytes, [&] { c.decode_add(packet, {sum.data(), sum.size()}); },
       [&] {
         for (std::size_t j = 0; j < index.size(); ++j) sum[index[j]] += value[j];
       });
@@ -227,9 +233,9 @@ void dgc(const std::string& name, const hd::dgc& c) {
   });
   measure(name + ".commit", {.read = 4, .update = 8},
           [&] { c.commit(t.gradient(), 1.0f, t.pointers.data(), t.context(), {t.packet.data(), t.packet.size()}); });
-  std::printf("%s packet: %.4g bytes per element\n", name.c_str(), static_cast<double>(t.packet.size()) / elements);
+  tell_packet(name, t.packet.size());
   t.g.resize(elements);
-  measure_packet_decode(name + ".decode", c, t.packet, t.g);
+  measure_packet_decode(name + ".decode", c, {t.packet.data(), t.packet.size()}, 0, t.g);
 }
 
 template <class Wire>
@@ -256,9 +262,12 @@ void packets(const std::string& name, const Compressor& compressor, double wire)
     measure(name + ".commit", {.read = 4 + wire, .update = 4},
             [&] { c.commit(t.gradient(), 1.0f, t.pointers.data(), t.context(), packet); });
   }
+  tell_packet(name, packet.count);
   memory<float> sum(elements);
-  if (wire > 0.1)
+  if (wire > 0.1)  // all elements
     measure(name + ".decode", {.read = wire, .update = 4}, [&] { c.decode_add(packet, {sum.data(), elements}); });
+  else
+    measure_packet_decode(name + ".decode", c, packet, c.head, sum);
 }
 
 // What travels as sums.
