@@ -18,16 +18,16 @@ TEST_CASE("DGC that sends everything is momentum SGD without masking, plain SGD 
       const hd::sgd rule{.momentum = 0.9f, .nesterov = nesterov, .weight_decay = 0.01f};
       const auto momentum = reference(ranks, 100, 2, momentum_oracle(static_cast<double>(0.05f), static_cast<double>(0.9f), static_cast<double>(0.01f), nesterov));
       const auto off = dgc_run({.sparsity = 0.0, .dense_below = 0, .masking = false}, rule, ranks, 100);
-      CHECK(distance(off, momentum) < 2e-6);
+      CHECK(distance(off, momentum) < 1e-6);
       // In the dense phase, and for small tensors, U is the velocity.
-      CHECK(distance(dgc_run({.begin_step = 1000}, rule, ranks, 100), momentum) < 2e-6);
-      CHECK(distance(dgc_run({.dense_below = 5000}, rule, ranks, 100), momentum) < 2e-6);
+      CHECK(distance(dgc_run({.begin_step = 1000}, rule, ranks, 100), momentum) < 1e-6);
+      CHECK(distance(dgc_run({.dense_below = 5000}, rule, ranks, 100), momentum) < 1e-6);
       // The momentum survives the switch to packets.
-      CHECK(distance(dgc_run({.sparsity = 0.0, .begin_step = 50, .dense_below = 0, .masking = false}, rule, ranks, 100), momentum) < 2e-6);
+      CHECK(distance(dgc_run({.sparsity = 0.0, .begin_step = 50, .dense_below = 0, .masking = false}, rule, ranks, 100), momentum) < 1e-6);
     }
     const auto plain = reference(ranks, 100, 2, momentum_oracle(static_cast<double>(0.05f), 0.0, static_cast<double>(0.01f), false));
     const hd::sgd rule{.momentum = 0.9f, .weight_decay = 0.01f};
-    CHECK(distance(dgc_run({.sparsity = 0.0, .dense_below = 0}, rule, ranks, 100), plain) < 2e-6);
+    CHECK(distance(dgc_run({.sparsity = 0.0, .dense_below = 0}, rule, ranks, 100), plain) < 1e-6);
   }
 }
 
@@ -130,8 +130,8 @@ TEST_CASE("what was sent and what is held add up, through skipped steps, a check
         if (bad && comm.rank() == ranks - 1) m.g[17] = NAN;
         std::vector<float> u0;
         for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) u0.insert(u0.end(), dp.held(i, 0).begin(), dp.held(i, 0).end());
-        std::vector<float> mine(m.g.size());
-        for (std::size_t i = 0; i < mine.size(); ++i) mine[i] = 0.5f * u0[i] + m.g[i] * (1.0f / static_cast<float>(ranks));
+        std::vector<double> mine(m.g.size());
+        for (std::size_t i = 0; i < mine.size(); ++i) mine[i] = 0.5 * u0[i] + m.g[i] / static_cast<double>(ranks);
         for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) dp.ready(i);
         const bool skipped = dp.step({.lr = 1.0f}).skipped;
         if (skipped != bad) throw std::runtime_error("skipped the wrong step");
@@ -159,7 +159,7 @@ TEST_CASE("what was sent and what is held add up, through skipped steps, a check
       worst = std::max(worst, std::fabs(input[i] - (sent[i] + held[i])));
       scale = std::max(scale, std::fabs(input[i]));
     }
-    CHECK(worst <= 1e-6 * std::max(scale, 1.0) * 10);
+    CHECK(worst <= 1e-6 * scale);
     step += 25;
   }
 }
