@@ -4,6 +4,9 @@
 
 #include "support.hpp"
 
+#include <atomic>
+#include <memory>
+
 namespace {
 std::vector<float> dgc_run(hd::dgc c, hd::sgd rule, int ranks, std::size_t steps) {
   const auto r = train(hd::strategy{.compressor = c}, rule, ranks, steps, 0.05f);
@@ -23,7 +26,8 @@ TEST_CASE("DGC that sends everything is momentum SGD without masking, plain SGD 
       CHECK(distance(dgc_run({.begin_step = 1000}, rule, ranks, 100), momentum) < 1e-6);
       CHECK(distance(dgc_run({.dense_below = 5000}, rule, ranks, 100), momentum) < 1e-6);
       // The momentum survives the switch to packets.
-      CHECK(distance(dgc_run({.sparsity = 0.0, .begin_step = 50, .dense_below = 0, .masking = false}, rule, ranks, 100), momentum) < 1e-6);
+      CHECK(distance(dgc_run({.sparsity = 0.0, .begin_step = 50, .dense_below = 0, .masking = false}, rule, ranks, 100),
+                     momentum) < 1e-6);
     }
     const auto plain = reference(ranks, 100, 2, momentum_oracle(static_cast<double>(0.05f), 0.0, static_cast<double>(0.01f), false));
     const hd::sgd rule{.momentum = 0.9f, .weight_decay = 0.01f};
@@ -220,31 +224,105 @@ TEST_CASE("where packets are together no smaller than a dense sum, one travels")
   }
 }
 
+namespace {
+// Counts the payload bytes that leave a rank's group of `group` ranks; duplicates count into the same figure.
+template <class Comm> class across : public hd::detail::wrapper<Comm> {
+ public:
+  across(Comm inner, int group,
+         std::shared_ptr<std::atomic<std::uint64_t>> bytes = std::make_shared<std::atomic<std::uint64_t>>(0))
+      : hd::detail::wrapper<Comm>(std::move(inner)), group_(group), bytes_(std::move(bytes)) {}
+  across duplicate() { return {this->inner_.duplicate(), group_, bytes_}; }
+  std::uint64_t bytes() const { return *bytes_; }
+  template <class Apply>
+  void exchange(hd::header h, std::span<const hd::outgoing> out, std::span<const hd::incoming> in, Apply&& apply) {
+    const bool payload = h.kind != hd::operation_kind::control && h.kind != hd::operation_kind::barrier;
+    for (const hd::outgoing& m : out) {
+      if (payload && m.peer / group_ != this->rank() / group_) *bytes_ += m.bytes;
+    }
+    this->inner_.exchange(h, out, in, std::forward<Apply>(apply));
+  }
+
+ private:
+  int group_;
+  std::shared_ptr<std::atomic<std::uint64_t>> bytes_;
+};
+
+auto in_groups(const hd::dgc& c, int group) {
+  return hd::strategy{.topology = hd::hierarchical{hd::ring{}, hd::ring{}, group}, .compressor = hd::sharded{c}};
+}
+template <class Body> void run_in_groups(int ranks, int group, Body&& body) {
+  hd::threads::run({.ranks = ranks, .deadline = std::chrono::seconds(20)}, [&](auto& comm) {
+    across counted(comm.duplicate(), group);
+    body(counted);
+  });
+}
+// As train(); if `through` names a directory, with a checkpoint into a new object after half of the steps; before step
+// `bad_at` one more, with a NaN on the last rank, that must leave no trace.
+std::vector<std::vector<float>> train_in_groups(const hd::dgc& c, int group, hd::sgd rule, int ranks, std::size_t steps,
+                                                const std::string& through = {}, std::size_t bad_at = 1000) {
+  std::vector<std::vector<float>> out(static_cast<std::size_t>(ranks));
+  run_in_groups(ranks, group, [&](auto& comm) {
+    quadratic m;
+    const auto some = [&](auto& dp, std::size_t from, std::size_t to) {
+      const auto state = [&] {
+        std::vector<float> all = m.w;
+        for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) {
+          for (const int slot : {0, 1}) all.insert(all.end(), dp.held(i, slot).begin(), dp.held(i, slot).end());
+        }
+        return all;
+      };
+      for (std::size_t s = from; s < to; ++s) {
+        if (s == bad_at) {
+          const std::vector<float> before = state();
+          m.g.assign(m.g.size(), 1.0f);
+          if (comm.rank() + 1 == ranks) m.g[500] = NAN;
+          for (std::size_t i = quadratic::sizes.size(); i-- > 0;) dp.ready(i);
+          RANK_CHECK(dp.step({.lr = 0.05f}).skipped);
+          RANK_CHECK(state() == before);
+        }
+        RANK_CHECK_FALSE(train_step(dp, m, first_sample(s, comm.rank(), ranks, 2), 2, 0.05f).skipped);
+      }
+    };
+    {
+      hd::data_parallel dp{in_groups(c, group), comm, m.tensors(), rule};
+      some(dp, 0, through.empty() ? steps : steps / 2);
+      if (!through.empty()) dp.save(through);
+    }
+    if (!through.empty()) {
+      m = quadratic{};
+      hd::data_parallel dp{in_groups(c, group), comm, m.tensors(), rule};
+      dp.load(through);
+      some(dp, steps / 2, steps);
+    }
+    out[static_cast<std::size_t>(comm.rank())] = m.w;
+  });
+  return out;
+}
+}  // namespace
+
 TEST_CASE("sharded DGC: each rank holds a part, and what it does is DGC of its group's gradient") {
   const hd::sgd rule{.momentum = 0.9f, .weight_decay = 0.01f};
   const auto oracle = [&](int ranks) {
     return reference(ranks, 60, 2, momentum_oracle(static_cast<double>(0.05f), static_cast<double>(0.9f), static_cast<double>(0.01f), false));
-  };
-  const auto plan = [](hd::dgc c, int group) {
-    return hd::strategy{.topology = hd::hierarchical{hd::ring{}, hd::ring{}, group}, .compressor = hd::sharded{c}};
   };
   hd::dgc all = sends(0.0), later = sends(0.5);
   all.masking = false;
   later.begin_step = 1000;
   const int groups[5][2] = {{1, 1}, {4, 2}, {5, 2}, {7, 3}, {4, 4}};  // 5 is 2+2+1, 7 is 3+3+1
   for (const auto& [ranks, group] : groups) {
-    const auto r = train(plan(all, group), rule, ranks, 60, 0.05f);
+    const auto r = train_in_groups(all, group, rule, ranks, 60);
     CHECK(all_equal(r));
-    CHECK(distance(r[0], oracle(ranks)) < 2e-6);
+    CHECK(distance(r[0], oracle(ranks)) < 1e-6);
   }
   for (const auto when : {hd::overlap::transactional, hd::overlap::none}) {
     later.overlap = when;
     later.dense_below = 20;
-    CHECK(distance(train(plan(later, 2), rule, 4, 60, 0.05f)[0], oracle(4)) < 2e-6);
+    CHECK(distance(train_in_groups(later, 2, rule, 4, 60)[0], oracle(4)) < 1e-6);
   }
 
   // A group of one rank is DGC; the part that a rank holds falls with the group.
-  const auto one = train(plan(sends(0.9), 1), rule, 3, 20, 0.05f), flat = train(hd::strategy{.compressor = sends(0.9)}, rule, 3, 20, 0.05f);
+  const auto one = train_in_groups(sends(0.9), 1, rule, 3, 20),
+             flat = train(hd::strategy{.compressor = sends(0.9)}, rule, 3, 20, 0.05f);
   CHECK(one[0] == flat[0]);
   scratch_directory dir;
   std::vector<double> before;
@@ -252,9 +330,9 @@ TEST_CASE("sharded DGC: each rank holds a part, and what it does is DGC of its g
     std::vector<double> held(quadratic::count, 0.0);
     std::mutex lock;
     std::size_t state = 0;
-    hd::threads::run({.ranks = ranks, .deadline = std::chrono::seconds(20)}, [&](auto& comm) {
+    run_in_groups(ranks, 3, [&](auto& comm) {
       quadratic m;
-      hd::data_parallel dp{plan(sends(0.95), 3), comm, m.tensors(), rule};
+      hd::data_parallel dp{in_groups(sends(0.95), 3), comm, m.tensors(), rule};
       if (ranks != 6) dp.load(dir.path());
       const std::uint64_t bytes = dp.report().state_bytes;
       for (int round = 0; round < 2; ++round) {
@@ -283,6 +361,92 @@ TEST_CASE("sharded DGC: each rank holds a part, and what it does is DGC of its g
     before = held;
     const std::size_t columns = ranks == 6 ? 3 : 1;
     CHECK(state <= 8 * (quadratic::count / columns + 1) + 8 * 5);
+  }
+}
+
+TEST_CASE("sharded DGC resumes bit for bit, and a skipped step leaves no trace") {
+  const hd::sgd rule{.momentum = 0.9f, .weight_decay = 0.01f};
+  for (const auto when : {hd::overlap::transactional, hd::overlap::none}) {
+    const hd::dgc c = sends(0.9, when);
+    for (const int ranks : {4, 5}) {  // 2+2, 2+2+1
+      scratch_directory dir;
+      const auto whole = train_in_groups(c, 2, rule, ranks, 20);
+      CHECK(all_equal(whole));
+      CHECK(train_in_groups(c, 2, rule, ranks, 20, dir.path()) == whole);
+      CHECK(train_in_groups(c, 2, rule, ranks, 20, {}, 7) == whole);
+    }
+  }
+}
+
+TEST_CASE("sharded DGC: in each step what is sent and held is what was held and went in") {
+  for (const int ranks : {4, 5}) {  // 2+2: two columns; 2+2+1: one
+    std::vector<double> before(quadratic::count), input(before), after(before);
+    std::mutex lock;
+    run_in_groups(ranks, 2, [&](auto& comm) {
+      quadratic m;
+      hd::data_parallel dp{in_groups(sends(0.9), 2), comm, m.tensors(), hd::sgd{.momentum = 0.5f}};
+      // to += by * slot, element by element: of a tensor that is cut the rank with the first tensor has the beginning.
+      const auto add = [&](std::vector<double>& to, int slot, double by) {
+        const std::lock_guard guard(lock);
+        const bool first = dp.held(0, slot).size() == quadratic::sizes[0];
+        std::size_t at = 0;
+        for (std::size_t i = 0; i < quadratic::sizes.size(); at += quadratic::sizes[i++]) {
+          const auto part = dp.held(i, slot);
+          std::size_t k = first ? at : at + quadratic::sizes[i] - part.size();
+          for (const float v : part) to[k++] += by * static_cast<double>(v);
+        }
+      };
+      for (std::size_t s = 0; s < 12; ++s) {
+        if (comm.rank() == 0)
+          for (auto* x : {&before, &input, &after}) std::fill(x->begin(), x->end(), 0.0);
+        hd::barrier(comm);
+        for (std::size_t i = 0; i < m.g.size(); ++i)
+          m.g[i] = static_cast<float>(quadratic::noise(s * 10 + static_cast<std::size_t>(comm.rank()), i));
+        const std::vector<float> given = m.g;
+        add(before, 1, 1.0);
+        add(input, 0, 0.5);
+        {
+          const std::lock_guard guard(lock);
+          for (std::size_t i = 0; i < given.size(); ++i) input[i] += given[i] / static_cast<double>(ranks);
+        }
+        for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) dp.ready(i);
+        RANK_CHECK_FALSE(dp.step({.lr = 1.0f}).skipped);
+        add(after, 1, 1.0);
+        hd::barrier(comm);
+        double worst = 0.0, scale = 0.0, sent = 0.0;
+        for (std::size_t i = 0; i < m.g.size(); ++i) {  // what the exchange left in the gradient was sent
+          worst = std::max(worst, std::fabs(before[i] + input[i] - after[i] - m.g[i]));
+          scale = std::max(scale, std::fabs(before[i] + input[i]));
+          sent += std::fabs(m.g[i]);
+        }
+        RANK_CHECK(sent > 0.0);
+        RANK_CHECK(worst <= 1e-6 * scale);
+        hd::barrier(comm);
+      }
+    });
+  }
+}
+
+TEST_CASE("sharded DGC: what leaves a node doesn't grow with its ranks, so each sends its part of it") {
+  const auto bytes = [](int group) {  // of each rank, in five steps between two nodes
+    std::vector<std::uint64_t> sent(2 * static_cast<std::size_t>(group));
+    run_in_groups(2 * group, group, [&](auto& comm) {
+      quadratic m;
+      hd::data_parallel dp{in_groups(sends(0.95), group), comm, m.tensors(), hd::sgd{.momentum = 0.9f}};
+      const std::uint64_t before = comm.bytes();
+      for (std::size_t s = 0; s < 5; ++s) train_step(dp, m, first_sample(s, comm.rank(), comm.size(), 1), 1, 0.05f);
+      sent[static_cast<std::size_t>(comm.rank())] = comm.bytes() - before;
+    });
+    return sent;
+  };
+  const std::uint64_t alone = bytes(1)[0];
+  CHECK(alone > 5 * 4 * 50);
+  for (const int group : {2, 4}) {
+    for (const std::uint64_t b : bytes(group)) {
+      CHECK(b > 0);
+      // Besides its part of the entries: heads of packets, and numbers of entries that are rounded up.
+      CHECK(b <= alone / static_cast<std::uint64_t>(group) + 5 * 4 * 24);
+    }
   }
 }
 
@@ -349,9 +513,7 @@ TEST_CASE("what is held of a tensor that travels dense after loading is sent at 
 }
 
 TEST_CASE("sharded state keeps its sum when the same ranks load it in other groups") {
-  const auto plan = [](int group) {
-    return hd::strategy{.topology = hd::hierarchical{hd::ring{}, hd::ring{}, group}, .compressor = hd::sharded{sends(0.9)}};
-  };
+  const auto plan = [](int group) { return in_groups(sends(0.9), group); };
   for (const auto& [from, to] : {std::pair{2, 1}, std::pair{1, 2}, std::pair{2, 2}}) {
     scratch_directory dir;
     std::array<double, 2> held{};
@@ -363,7 +525,7 @@ TEST_CASE("sharded state keeps its sum when the same ranks load it in other grou
         for (const float v : dp.held(i, 1)) held[which] += static_cast<double>(v);
       }
     };
-    hd::threads::run({.ranks = 3, .deadline = std::chrono::seconds(20)}, [&, from = from, to = to](auto& comm) {
+    run_in_groups(3, 1, [&, from = from, to = to](auto& comm) {
       const auto rank = static_cast<std::size_t>(comm.rank());
       quadratic m;
       {
@@ -380,7 +542,8 @@ TEST_CASE("sharded state keeps its sum when the same ranks load it in other grou
       hd::data_parallel dp{plan(to), comm, m.tensors(), hd::sgd{}};
       dp.load(dir.path());
       add(dp, 1);
-      if (from == to) RANK_CHECK(std::equal(before[rank].begin(), before[rank].end(), dp.held(2, 1).begin(), dp.held(2, 1).end()));
+      if (from == to)
+        RANK_CHECK(std::equal(before[rank].begin(), before[rank].end(), dp.held(2, 1).begin(), dp.held(2, 1).end()));
     });
     CHECK(held[0] > 1.0);
     CHECK(held[1] == Approx(held[0]).epsilon(1e-6));
