@@ -165,6 +165,23 @@ TEST_CASE("the last rank with data is not clipped by a 16-bit wire") {
   });
 }
 
+TEST_CASE("eight ranks' mean by a float16 wire is right at both ends of its range") {
+  // 8 * 20000 is beyond float16; 6e-8 is its smallest number, and an eighth of it would be zero.
+  for (const float g : {20000.0f, 6e-8f}) {
+    const float mean = static_cast<float>(hd::float16(g));
+    hd::threads::run(8, [&](auto& comm) {
+      quadratic m;
+      hd::data_parallel dp{hd::strategy{.topology = hd::direct{}, .compressor = hd::cast<hd::float16>{}}, comm,
+                           m.tensors(), hd::sgd{}};
+      std::fill(m.g.begin(), m.g.end(), g);
+      for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) dp.ready(i);
+      RANK_CHECK_FALSE(dp.step({.lr = 0.125f / mean}).skipped);
+      for (const float x : m.g) RANK_CHECK(x == mean);
+      for (const float x : m.w) RANK_CHECK(std::fabs(x - 0.375f) < 1e-6f);
+    });
+  }
+}
+
 TEST_CASE("groups scale learning rate and decay") {
   hd::threads::run(2, [](auto& comm) {
     quadratic m;
