@@ -17,12 +17,14 @@ inline namespace v0 {
 ///
 ///     device.step(c, x, {}, q);     // entries are in each segment's index and value, their number in control()
 ///
-/// Selection is by threshold: sampled at first, then steered by what it let pass, and sampled again where that leaves
-/// 0.5 to 1.25 of what is wanted. A segment's `capacity` bounds what is sent; what doesn't fit stays held.
+/// Selection is by threshold, which lets 0.5 to 1.25 of the entries pass that are wanted: sampled in each step as
+/// long as sums grow fast, then steered by what it let pass, and sampled again after a step that left this range. A
+/// segment's `capacity` bounds what is sent; what doesn't fit stays held.
 /// Wire:    8 bytes per entry as it lies in memory; `append_sparse` makes the shortest form of a sorted list.
 /// State:   8 bytes per element (U and V, the caller's), 12 per tensor, 8 per 1024 elements.
 /// Traffic: `step` 20 bytes per element and launch, 24 with weight decay, the least for one pass; 8 + 8 bytes per 1024
-///          elements for sorted lists; `finite` 4; `fits` 12, 16 with weight decay.
+///          elements for sorted lists; `finite` 4; `fits` 12, 16 with weight decay. A sample reads 12 bytes of each of
+///          64 n / k elements, at least of 8192 (k of n are wanted), here and there, twice.
 /// Order:   as `dgc`.
 /// Sync:    the constructor waits for its copy; everything else only enqueues.
 /// Paper:   as `dgc`; the look-back of sorted lists: Merrill, Garland 2016.

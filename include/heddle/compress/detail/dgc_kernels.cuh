@@ -25,7 +25,8 @@ struct dgc_segment {
 
 /// @brief What a tensor's search is steered by, and what a step found; in device memory.
 struct dgc_control {
-  std::uint32_t threshold;  ///< Bits of the magnitude from which on elements are sent; 0: to be sampled.
+  std::uint32_t threshold;  ///< Bits of the magnitude from which on elements are sent; 0, or with the top bit set: to
+                            ///< be sampled in the next step, the last two bits being how often that was needless.
   std::uint32_t found;      ///< Elements that reached it; the first min(found, capacity) slots are filled.
   std::uint32_t lost;       ///< Whether a sum left float's range.
 };
@@ -33,7 +34,9 @@ struct dgc_control {
 namespace detail {
 
 inline constexpr unsigned dgc_threads = 256, dgc_tile = 4 * dgc_threads;
-inline constexpr std::uint32_t dgc_magnitude = 0x7fffffffu, dgc_infinite = 0x7f800000u;
+inline constexpr std::uint32_t dgc_magnitude = 0x7fffffffu, dgc_infinite = 0x7f800000u, dgc_unsure = 0x80000000u,
+                               dgc_needless = 3;
+inline constexpr float dgc_aim = 0.85f;  // of the entries that are wanted: between 0.5 and 1.25
 
 // The scalars of a step: G = share g + decay w; U = momentum U + own G; V = V + U + ahead G.
 struct dgc_scalars {
@@ -156,7 +159,7 @@ template <bool Sorted> __global__ void dgc_step_kernel(dgc_table t, dgc_scalars 
     const std::uint32_t at = dgc_row_of(t, tile);
     const dgc_row row = t.rows[at];
     dgc_control& control = t.control[at];
-    const std::uint32_t threshold = control.threshold;
+    const std::uint32_t threshold = control.threshold & dgc_magnitude;
     const std::size_t n = row.of.count;
     const std::size_t i = static_cast<std::size_t>(tile - row.first_tile) * dgc_tile + 4 * std::size_t{threadIdx.x};
     const float factor = t.factors ? t.factors[at] : 1.0f;
@@ -270,27 +273,33 @@ __device__ inline std::uint32_t dgc_sampled_bits(const dgc_segment& s, const dgc
   return dgc_bits(v);
 }
 
-// One block for each segment without a threshold: the magnitude that about `entries` reach after this step, from a
-// sample of the step's sums, to 22 bits. Reads only.
+// One block for each segment whose threshold is to be sampled: the magnitude that about `entries` reach after this
+// step, from a sample of the step's sums, to 22 bits. Reads only. It is sampled in each step until the last one,
+// steered, would have done as well three times in a row: as long as sums grow fast, it would not.
 template <class Word> __global__ void dgc_sample_kernel(dgc_table t, dgc_scalars r, Word seed) {
   HEDDLE_SHARED(std::uint32_t[2048], bins);
   HEDDLE_SHARED(std::uint32_t, chosen);
   HEDDLE_SHARED(std::uint32_t, rest);
+  HEDDLE_SHARED(std::uint32_t, above);
   const dgc_segment s = t.rows[blockIdx.x].of;
   dgc_control& control = t.control[blockIdx.x];
-  if (control.threshold != 0 || s.count == 0 || s.entries == 0) return;
+  const std::uint32_t before = control.threshold, steered = before & dgc_magnitude & ~dgc_needless;
+  if ((before != 0 && (before & dgc_unsure) == 0) || s.count == 0 || s.entries == 0) return;
   const float factor = t.factors ? t.factors[blockIdx.x] : 1.0f;
-  const std::size_t reach = s.count / s.entries * 32, wanted = reach > 4096 ? reach : 4096;
+  const std::size_t reach = s.count / s.entries * 64, wanted = reach > 8192 ? reach : 8192;
   const std::size_t size = wanted < s.count ? wanted : s.count;
-  std::uint32_t rank = static_cast<std::uint32_t>(static_cast<double>(s.entries) / static_cast<double>(s.count) *
-                                                  static_cast<double>(size));
+  const auto share =
+      static_cast<float>(static_cast<double>(s.entries) / static_cast<double>(s.count) * static_cast<double>(size));
+  std::uint32_t rank = static_cast<std::uint32_t>(dgc_aim * share);
   if (rank == 0) rank = 1;
+  if (threadIdx.x == 0) above = 0;
   std::uint32_t upper = 0;
   for (int level = 0; level < 2; ++level) {
     for (unsigned b = threadIdx.x; b < 2048; b += blockDim.x) bins[b] = 0;
     __syncthreads();
     for (std::size_t j = threadIdx.x; j < size; j += blockDim.x) {
       const std::uint32_t bits = dgc_sampled_bits(s, r, factor, size, j, seed);
+      if (level == 0 && bits >= steered) atomicAdd(&above, std::uint32_t{1});
       if (level == 0)
         atomicAdd(&bins[bits >> 20], std::uint32_t{1});
       else if (bits >> 20 == upper)
@@ -304,10 +313,14 @@ template <class Word> __global__ void dgc_sample_kernel(dgc_table t, dgc_scalars
       rest = left;
     }
     __syncthreads();
-    if (level == 0)
+    if (level == 0) {
       upper = chosen;
-    else if (threadIdx.x == 0)
-      control.threshold = (upper << 20 | chosen << 9) + (upper == 0 && chosen == 0 ? 1u : 0u);
+    } else if (threadIdx.x == 0) {
+      const auto passed = static_cast<float>(above);
+      const bool good = steered != 0 && passed >= 0.72f * share && passed <= 0.98f * share;
+      const std::uint32_t needless = good ? (before & dgc_needless) + 1 : 0;
+      control.threshold = upper << 20 | chosen << 9 | (needless < dgc_needless ? dgc_unsure | needless : 0u);
+    }
     __syncthreads();
   }
 }
@@ -325,13 +338,12 @@ template <class Word> __global__ void dgc_steer_kernel(dgc_table t, Word threads
   for (Word k = Word{blockIdx.x} * blockDim.x + threadIdx.x; k < t.row_count; k += threads) {
     dgc_control& c = t.control[k];
     const std::uint64_t wanted = t.rows[k].of.entries, found = c.found;
-    if (2 * found < wanted || 4 * found > 5 * wanted) {
-      c.threshold = 0;
-    } else if (wanted != 0) {
-      const float ratio = static_cast<float>(found) / static_cast<float>(wanted);
-      const float next = __uint_as_float(c.threshold) * sqrtf(sqrtf(ratio));
-      c.threshold = next > 0.0f && next < 3e38f ? __float_as_uint(next) : 0u;
-    }
+    const bool off = 2 * found < wanted || 4 * found > 5 * wanted;
+    const float ratio = static_cast<float>(found != 0 ? found : 1) / (dgc_aim * static_cast<float>(wanted));
+    const float next = __uint_as_float(c.threshold & dgc_magnitude) * sqrtf(sqrtf(sqrtf(ratio)));
+    const bool usable = wanted != 0 && next > 0.0f && next < 3e38f;
+    const std::uint32_t kept = c.threshold & dgc_unsure ? c.threshold & (dgc_unsure | dgc_needless) : 0u;
+    c.threshold = usable ? (__float_as_uint(next) & ~dgc_needless) | (off ? dgc_unsure : kept) : 0u;
   }
 }
 
