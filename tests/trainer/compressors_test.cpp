@@ -38,8 +38,11 @@ std::vector<std::vector<float>> run(const Plan& plan, int ranks, std::size_t ste
   return out;
 }
 
-// Saves on some ranks and goes on on others: there the same is held in all.
-template <class Plan> std::vector<float> run_and_resume(const Plan& plan, int ranks, int later) {
+// Saves on some ranks and goes on on others, perhaps in other buckets: there the same is held in all.
+template <class Plan>
+std::vector<float> run_and_resume(const Plan& plan, int ranks, int later, hd::buckets buckets = {}) {
+  Plan then = plan;
+  then.buckets = buckets;
   scratch_directory dir;
   std::vector<double> before(quadratic::count, 0.0), after = before;
   std::vector<float> w;
@@ -60,7 +63,7 @@ template <class Plan> std::vector<float> run_and_resume(const Plan& plan, int ra
   });
   hd::threads::run(with(later), [&](auto& comm) {
     quadratic m;
-    hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{}};
+    hd::data_parallel dp{then, comm, m.tensors(), hd::sgd{}};
     dp.load(dir.path());
     add(dp, after);
     for (std::size_t s = 10; s < 20; ++s) train_step(dp, m, first_sample(s, comm.rank(), later, 2), 2, 0.05f);
@@ -91,21 +94,34 @@ template <class Plan> void resumes(const Plan& plan) {
   run_and_resume(plan, 4, 2);
   run_and_resume(plan, 2, 8);
 }
+// Other buckets change no bit where what travels dense or as sums is added in rank order: from the beginning, and from
+// one step to the next.
+template <class Plan> void keeps_its_bits_in_other_buckets(Plan plan) {
+  if constexpr (std::is_same_v<decltype(plan.topology), any_topology>) plan.topology = any_topology{4};  // direct
+  const auto one = run(plan, 3, 20);
+  CHECK(run_and_resume(plan, 3, 3, {.first = 1, .cap = 1}) == one[0]);
+  plan.buckets = {.first = 64, .cap = 1300};
+  CHECK(run(plan, 3, 20) == one);
+}
 }  // namespace
 
 TEST_CASE("codecs inside error_feedback train, agree bit for bit, skip without a trace and resume") {
   for (int which = 0; which < any_codec::kinds; ++which) {
     INFO("codec " << which);
-    const auto plan = hd::strategy{.compressor = hd::error_feedback{any_codec{which}}};
+    const auto plan = hd::strategy{.topology = any_topology{}, .compressor = hd::error_feedback{any_codec{which}}};
     behaves(plan, 0.02);
     resumes(plan);
+    keeps_its_bits_in_other_buckets(plan);
   }
 }
 
 TEST_CASE("random_k inside error_feedback does, and moves as many bytes as it says") {
-  const auto plan = hd::strategy{.compressor = hd::clip{.max_norm = 1e6f} | hd::error_feedback{hd::random_k{.density = 0.25, .dense_below = 10}}};
+  const auto plan = hd::strategy{
+      .topology = any_topology{},
+      .compressor = hd::clip{.max_norm = 1e6f} | hd::error_feedback{hd::random_k{.density = 0.25, .dense_below = 10}}};
   behaves(plan, 0.02);
   resumes(plan);
+  keeps_its_bits_in_other_buckets(plan);
   hd::threads::run(with(4), [&](auto& comm) {
     quadratic m;
     hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{}};
@@ -122,6 +138,7 @@ TEST_CASE("power_sgd does, with a tensor's own shape") {
   const auto plan = hd::strategy{.topology = hd::native{}, .compressor = hd::power_sgd{.rank = 2, .worth = 1.0, .dense_below = 10}};
   behaves(plan, 0.02);
   resumes(plan);
+  keeps_its_bits_in_other_buckets(plan);
   hd::threads::run(with(2), [&](auto& comm) {
     quadratic m;
     auto tensors = m.tensors();
@@ -159,7 +176,7 @@ TEST_CASE("automatic_compressor is dense on fast links and compresses on slow on
 namespace {
 // Two elements, of which the larger is sent.
 template <class Comm> struct two_elements {
-  using plan = hd::strategy<hd::ring, hd::error_feedback<any_codec>>;
+  using plan = hd::strategy<any_topology, hd::error_feedback<any_codec>>;
   static constexpr std::size_t sizes[] = {2};
 
   explicit two_elements(Comm& comm)
@@ -210,7 +227,9 @@ TEST_CASE("error_feedback sends what it holds of a tensor that travels dense aft
         return dp.step({.lr = 1.0f}).skipped;
       };
       for (const std::size_t dense_below : {std::size_t{0}, std::size_t{5000}}) {
-        hd::data_parallel dp{hd::strategy{.compressor = hd::error_feedback{any_codec{0, dense_below}}}, comm, m.tensors(), hd::sgd{}};
+        hd::data_parallel dp{
+            hd::strategy{.topology = any_topology{}, .compressor = hd::error_feedback{any_codec{0, dense_below}}}, comm,
+            m.tensors(), hd::sgd{}};
         if (dense_below) dp.load(dir.path());
         if (dense_below && mean > 1e38f) RANK_CHECK(step(dp, 0.5e38f));  // together beyond float's range
         RANK_CHECK_FALSE(step(dp, dense_below ? 0.0f : mean > 1e38f ? mean : static_cast<float>(comm.rank() + 1)));
@@ -237,7 +256,8 @@ TEST_CASE("a limit is refused where the average is compressed, and taken where s
       return "";
     };
     const auto says = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
-    RANK_CHECK(says(refusal(hd::strategy{.compressor = hd::error_feedback{any_codec{1}}}), "holds gradients back"));
+    RANK_CHECK(says(refusal(hd::strategy{.topology = any_topology{}, .compressor = hd::error_feedback{any_codec{1}}}),
+                    "holds gradients back"));
     RANK_CHECK(says(refusal(hd::strategy{.compressor = hd::quantize<8>{.block = 100, .dense_below = 10}}), "is added up after"));
     RANK_CHECK(refusal(hd::strategy{.compressor = hd::error_feedback{any_codec{1}}, .mode = hd::local_sgd{.period = 4}}).empty());
   });
@@ -264,8 +284,11 @@ TEST_CASE("tensors of one element, ranks without samples and several lanes are l
       RANK_CHECK(quadratic::loss(m.w) < start);
     });
   };
-  for (int which = 0; which < any_codec::kinds; ++which) odd(hd::strategy{.compressor = hd::error_feedback{any_codec{which, 0}}});
+  for (int which = 0; which < any_codec::kinds; ++which)
+    odd(hd::strategy{.topology = any_topology{}, .compressor = hd::error_feedback{any_codec{which, 0}}});
   odd(hd::strategy{.compressor = hd::quantize<8>{.block = 3, .dense_below = 0}});
-  odd(hd::strategy{.compressor = hd::clip{.max_norm = 1e6f} | hd::error_feedback{hd::random_k{.density = 0.25, .dense_below = 0}}});
+  odd(hd::strategy{
+      .topology = any_topology{},
+      .compressor = hd::clip{.max_norm = 1e6f} | hd::error_feedback{hd::random_k{.density = 0.25, .dense_below = 0}}});
   odd(hd::strategy{.topology = hd::native{}, .compressor = hd::power_sgd{.worth = 0.0, .dense_below = 0}});
 }
