@@ -3,6 +3,8 @@
 //
 // Every codec under the trainer: what runs the same way for all of them is chosen at run time, so that few trainers
 // are compiled.
+#include <heddle/comm/calibrate.hpp>
+#include <heddle/comm/throttled.hpp>
 #include <heddle/compress/automatic_compressor.hpp>
 #include <heddle/compress/power_sgd.hpp>
 #include <heddle/compress/random_k.hpp>
@@ -169,8 +171,33 @@ TEST_CASE("automatic_compressor is dense on fast links and compresses on slow on
       hd::data_parallel dp{plan, comm, m.tensors(), hd::adamw{}};
       train_step(dp, m, first_sample(0, comm.rank(), 4, 2), 2, 0.05f);
       RANK_CHECK(dp.report().elements_sent == (slow ? 100 + 4 + 8 : quadratic::count));
+      RANK_CHECK(dp.why(2).find(slow ? "compressed: " : "dense: ") == 0);
+      RANK_CHECK(dp.why(2).find(slow ? ", dense 0.6 ms" : ", compressed ") != std::string::npos);
+      RANK_CHECK(dp.why(0) == "dense: the compressor leaves tensors of 7 elements as they are");
+      RANK_CHECK_THROWS_AS(dp.why(5), hd::argument_error);
     });
   }
+}
+
+TEST_CASE("automatic_compressor chooses by what is measured of slow links and of fast ones") {
+  hd::threads::run(with(2), [&](auto& comm) {
+    quadratic m;
+    const auto says = [&](hd::links costs) {
+      costs.gamma = 2e-10;  // of memory, which isn't what is asked here
+      const auto plan =
+          hd::strategy{.compressor = hd::automatic_compressor{
+                           .compressor = hd::error_feedback{hd::random_k{.density = 0.1, .dense_below = 10}},
+                           .costs = costs,
+                           .traffic = 170.0}};
+      hd::data_parallel dp{plan, comm, m.tensors(), hd::adamw{}};
+      return dp.why(2);
+    };
+    hd::throttled slow(comm.duplicate(), hd::link_cost{.alpha = 1e-6, .beta = 1e-8});  // 100 MB/s
+    RANK_CHECK(says(hd::calibrate(slow)).find("compressed: ") == 0);
+    std::string fast;
+    for (int k = 0; k < 5 && fast.find("dense: ") != 0; ++k) fast = says(hd::calibrate(comm));  // others work here, too
+    RANK_CHECK(fast.find("dense: ") == 0);
+  });
 }
 
 namespace {

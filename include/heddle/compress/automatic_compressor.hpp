@@ -12,7 +12,8 @@ inline namespace v0 {
 ///
 ///     const hd::links costs = hd::calibrate(comm);
 ///     hd::automatic_compressor c{.compressor = hd::dgc{}, .costs = costs};
-///     std::puts(c.why(tensor.count, {.ranks = 8}).c_str());
+///     hd::data_parallel dp{hd::strategy{.compressor = c}, comm, tensors, hd::sgd{.momentum = 0.9f}};
+///     std::puts(dp.why(0).c_str());  // of the first tensor; or c.why(count, {.ranks = 8})
 ///
 /// A dense sum of n floats moves 8 n (P - 1) / P bytes on the slowest link that is used and reduces n floats; packets
 /// of b bytes move b (P - 1) and cost `traffic` bytes of memory per element. Start-up costs are left out: tensors share

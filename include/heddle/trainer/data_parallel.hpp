@@ -190,6 +190,14 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   /// Throws: argument_error if there is no such tensor or slot.
   std::span<const float> held(std::size_t tensor, int slot) const { return average_->held(tensor, slot); }
 
+  /// @brief Why `automatic_compressor` compresses a tensor in the next step, or doesn't, in its words.
+  /// Throws: argument_error if there is no such tensor.
+  std::string why(std::size_t tensor) const
+    requires(detail::is_automatic<typename averager::compressor_type>)
+  {
+    return average_->why(tensor, counted());
+  }
+
   /// What this rank has done.
   heddle::report report() const {
     heddle::report r = average_->report(done_);

@@ -95,6 +95,16 @@ template <class Strategy, class Comm> class averager : public exchange_kind<Stra
     const slice<const float> here = all_.held()->view(tensor, static_cast<std::size_t>(slot));
     return {here.data, here.count};
   }
+  // Why a tensor is compressed at a step, or isn't.
+  std::string why(std::size_t tensor, std::size_t step) const {
+    if (tensor >= all_.tensors().size())
+      throw argument_error("heddle::data_parallel::why: tensor " + std::to_string(tensor) + " of " +
+                           std::to_string(all_.tensors().size()));
+    encode_context x = all_.context_of(tensor);
+    x.step = step;
+    x.ranks = all_.ranks();
+    return last_of(all_.plan().compressor).why(all_.count(tensor), x);
+  }
   // Where the result of tensor i is, and what it is to be multiplied by.
   gradient_type* result(std::size_t i) const noexcept { return all_.result(i); }
   float unscale() const noexcept { return all_.unscale(); }
