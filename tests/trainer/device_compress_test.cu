@@ -26,10 +26,19 @@ TEST_CASE("device trainer: compressors that hold back send what they send on the
 
 TEST_CASE("device trainer: dgc in its dense phase is momentum SGD, and afterwards loses nothing", "[big]") {
   const hd::sgd momentum{.momentum = 0.9f, .nesterov = true, .weight_decay = 0.01f};
-  const auto plan = [](const hd::dgc& c) {
+  const auto plan = [](hd::dgc c) {
+    c.selection = hd::selection::sampled;
     return hd::strategy{.topology = in_rank_order, .compressor = c, .buckets = tight};
   };
   CHECK(compare(plan({.begin_step = 100}), momentum) == "");
+  for (const bool exact : {true, false}) {  // what devices don't do is refused
+    auto other = plan({});
+    if (exact)
+      other.compressor.selection = hd::selection::exact;
+    else
+      other.compressor.values = hd::sparse_values::f16;
+    CHECK_THROWS_AS(on_devices(other, momentum, 1, {}, first, threads_on_a_device), hd::argument_error);
+  }
   // Without momentum each rank's gradients are what was sent and what is held: the mean of parameters at a rate of 1.
   const hd::dgc sparse{.sparsity = 0.9, .begin_step = 1, .warmup_steps = 4, .dense_below = 10};
   struct regime {
@@ -126,9 +135,11 @@ TEST_CASE("device trainer: dgc in its dense phase is momentum SGD, and afterward
 
 TEST_CASE("device trainer: a step of dgc that would leave float's range in U or V is skipped") {
   for (const std::size_t begin_step : {100, 0}) {
-    const auto plan = hd::strategy{.topology = in_rank_order,
-                                   .compressor = hd::dgc{.sparsity = 0.9, .begin_step = begin_step, .dense_below = 10},
-                                   .buckets = tight};
+    const auto plan = hd::strategy{
+        .topology = in_rank_order,
+        .compressor =
+            hd::dgc{.sparsity = 0.9, .begin_step = begin_step, .dense_below = 10, .selection = hd::selection::sampled},
+        .buckets = tight};
     hd::threads::run(2, [&](hd::threads::communicator& host) {
       device_test::rank_device compute(0), exchange(0);
       hd::threads::device_communicator comm(host, exchange.stream());

@@ -33,7 +33,8 @@ inline namespace v0 {
 /// Sync:    ready() only enqueues. An exchange begins behind the last update, whatever queues these were given. step()
 ///          waits on the host until the averages are there, enqueues the update in its
 ///          queue and returns. The constructor, save() and load() return when what they enqueued is done.
-/// Throws:  as the other data_parallel; cuda_error.
+/// Throws:  as the other data_parallel; argument_error, too, for dgc by selection::exact or with values of 16 bits;
+///          cuda_error.
 /// @tparam Strategy A heddle::strategy. @tparam Comm A communicator that works in a stream. @tparam Optimizer An update
 /// rule.
 template <class Strategy, class Comm, class Optimizer>

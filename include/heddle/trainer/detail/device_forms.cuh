@@ -270,13 +270,16 @@ template <> class device_form<dgc> {
       : codec_(c), ranks_(ranks), rank_(rank), state_(2, tensors, q), begin_at_(tensors.size(), 0) {
     if (c.values != sparse_values::f32)
       throw argument_error("heddle::data_parallel: dgc's values are f16, over tensors of a device allowed is f32");
+    if (c.selection != selection::sampled)
+      throw argument_error(
+          "heddle::data_parallel: dgc's selection is exact, over tensors of a device allowed is sampled");
   }
   bool sends(const device_facts& f) const noexcept { return codec_.sends(f.count, f.context); }
   std::size_t bytes() const noexcept { return state_.bytes(); }
   float* state(std::size_t slot, std::size_t tensor) const noexcept { return state_.of(slot, tensor); }
   static std::size_t extra(std::size_t n) noexcept { return dgc::extra(n); }
 
-  // f(tensor, magnitude from which on entries are sent; 0: to be sampled).
+  // f(tensor, magnitude from which on entries are sent; not above 0: to be sampled).
   template <class Function>
   void thresholds(const device_work& w, const std::vector<std::size_t>& sent, cuda::queue q, Function&& f) const {
     std::vector<dgc_control> control(w.dgc ? sent.size() : 0);
