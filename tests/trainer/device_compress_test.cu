@@ -24,6 +24,24 @@ TEST_CASE("device trainer: compressors that hold back send what they send on the
   CHECK(compare(mixed, hd::sgd{.momentum = 0.9f}, 3, {.bad_step = 2}, rounding ? 2e-2 : 0.0) == "");
 }
 
+TEST_CASE("device trainer: top_k sends no more bytes than a dense sum") {
+  // 3 ranks: a third of the elements in slots of 8 bytes is as much as a ring of floats moves.
+  const auto run = [](double density, std::size_t dense_below) {
+    const hd::error_feedback top{hd::top_k{.density = density, .dense_below = dense_below}};
+    return on_devices(hd::strategy{.topology = in_rank_order, .compressor = top, .buckets = tight},
+                      hd::sgd{.momentum = 0.9f}, 3, {}, first, threads_on_a_device);
+  };
+  const auto dense = run(1.0, 5000);
+  for (const double density : {1.0, 0.4, 0.335}) {
+    const auto got = run(density, 0);
+    for (std::size_t r = 0; r < 3; ++r) {
+      CHECK(got[r].report.bytes_sent == dense[r].report.bytes_sent);
+      CHECK(got[r].w == dense[r].w);
+    }
+  }
+  for (const double density : {0.3, 0.1}) CHECK(run(density, 0)[0].report.bytes_sent < dense[0].report.bytes_sent);
+}
+
 TEST_CASE("device trainer: dgc in its dense phase is momentum SGD, and afterwards loses nothing", "[big]") {
   const hd::sgd momentum{.momentum = 0.9f, .nesterov = true, .weight_decay = 0.01f};
   const auto plan = [](hd::dgc c) {
@@ -31,6 +49,15 @@ TEST_CASE("device trainer: dgc in its dense phase is momentum SGD, and afterward
     return hd::strategy{.topology = in_rank_order, .compressor = c, .buckets = tight};
   };
   CHECK(compare(plan({.begin_step = 100}), momentum) == "");
+  const auto bytes = [&](const hd::dgc& c) {  // of all ranks
+    std::uint64_t all = 0;
+    for (const outcome& o : on_devices(plan(c), momentum, 3, {}, first, threads_on_a_device))
+      all += o.report.bytes_sent;
+    return all;
+  };
+  const auto dense = bytes({.begin_step = 100});
+  for (const double sparsity : {0.0, 0.5, 0.74}) CHECK(bytes({.sparsity = sparsity, .dense_below = 0}) <= dense);
+  CHECK(bytes({.sparsity = 0.9, .dense_below = 0}) < dense);
   for (const bool exact : {true, false}) {  // what devices don't do is refused
     auto other = plan({});
     if (exact)
@@ -56,7 +83,9 @@ TEST_CASE("device trainer: dgc in its dense phase is momentum SGD, and afterward
     for (std::size_t s = 0, taken = 0; s < c.steps; ++s) {
       const auto room = [&](std::size_t n) {
         const std::size_t k = sparse.entries(n, {.step = taken});
-        return s == c.bad_step ? 0 : (std::min)(n, k + k / 4);
+        if (s == c.bad_step) return std::size_t{0};
+        const std::size_t most = (std::min)(n, k + k / 4);  // alone in its bucket, or with one that is not sent
+        return ranks * (4 + 8 * most) >= 8 * n ? n : most;  // as many bytes as a dense sum: then that
       };
       expected += taken == 0 ? count : 8 + room(1000) + room(33);
       taken += s != c.bad_step;
@@ -170,7 +199,7 @@ TEST_CASE("device trainer: a step of dgc that would leave float's range in U or 
 
 TEST_CASE("device trainer: an exchange begins behind the last update, whatever queue has it") {
   const auto plan = hd::strategy{.topology = in_rank_order,
-                                 .compressor = hd::error_feedback{hd::top_k{.density = 1.0, .dense_below = 10}},
+                                 .compressor = hd::error_feedback{hd::top_k{.density = 0.25, .dense_below = 10}},
                                  .precision = hd::mixed<hd::bfloat16>{},
                                  .buckets = tight};
   hd::threads::run(2, [&](hd::threads::communicator& host) {
@@ -187,6 +216,13 @@ TEST_CASE("device trainer: an exchange begins behind the last update, whatever q
       dp.step({.lr = 0.25f}, updates.queue());
     }
     updates.queue().synchronize();
-    RANK_CHECK(m.parameters() == std::vector<float>(count, -0.25f));
+    // Of equal values the first fourth is sent, then of what is held, 1 + 2, the next; small tensors as they are.
+    std::vector<float> expected;
+    for (const std::size_t n : sizes) {
+      const std::size_t part = (n + 3) / 4;
+      for (std::size_t i = 0; i < n; ++i)
+        expected.push_back(n < 10 ? -0.25f : i < part ? 0.25f : i < 2 * part ? -0.25f : 0.5f);
+    }
+    RANK_CHECK(m.parameters() == expected);
   });
 }

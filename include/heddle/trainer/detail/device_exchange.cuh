@@ -185,6 +185,7 @@ template <class Strategy, class Comm> class device_exchange {
         for (const bucket_piece& p : b.pieces) form_.correct(facts(p.tensor), p.tensor, queue_);
         elements_sent_ += form_.settle(
             b.work, b.sent, [this](std::size_t i) { return facts(i); }, queue_,
+            [&](float* x, std::size_t n) { add_up(b, x, n); },
             [&](std::byte* all, std::size_t bytes) { gather(all, bytes); });
       }
       settled_.record(queue_);
@@ -317,6 +318,10 @@ template <class Strategy, class Comm> class device_exchange {
     return {g, tensors_[i].count, weight_ * rest_, x};
   }
 
+  void add_up(one& b, float* x, std::size_t n) {
+    if (!b.add || b.add->count() != n) b.add.emplace(plan_.topology, control_.rank(), control_.size(), n);
+    (*b.add)(control_.inner(), x, bulk_leaf<cuda, float, heddle::sum>(heddle::sum{}, queue_).get());
+  }
   // Every rank's block of so many bytes, the own one being in its place.
   void gather(std::byte* all, std::size_t bytes) {
     const std::vector<std::size_t> blocks(static_cast<std::size_t>(control_.size()), bytes);
@@ -350,13 +355,9 @@ template <class Strategy, class Comm> class device_exchange {
       for (const std::size_t i : b.sent) {
         if (weight_ == 0.0f) cuda::fill(gradient(i), tensors_[i].count, 0.0f, queue_);
       }
-      const auto sum = [&](float* x, std::size_t n) {
-        if (!b.add || b.add->count() != n) b.add.emplace(plan_.topology, control_.rank(), control_.size(), n);
-        const bulk_leaf<cuda, float, heddle::sum> l(heddle::sum{}, queue_);
-        (*b.add)(control_.inner(), x, l.get());
-      };
       elements_sent_ += form_.prepare(
-          b.work, b.sent, [this](std::size_t i) { return facts(i); }, flag(), queue_, sum,
+          b.work, b.sent, [this](std::size_t i) { return facts(i); }, flag(), queue_,
+          [&](float* x, std::size_t n) { add_up(b, x, n); },
           [&](std::byte* all, std::size_t bytes) { gather(all, bytes); });
     }
     if (b.count == 0) return;
