@@ -1,7 +1,8 @@
 // SPDX-FileCopyrightText: The Heddle authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// about: all topologies with 2 to 8 ranks on one GPU, as a fraction of its memory bandwidth; fused and separate AdamW
+// about: all topologies with 2 to 8 ranks, and a step of DGC, on one GPU, as a fraction of its memory bandwidth; fused
+// and separate AdamW
 #include "support/results.hpp"
 
 #include <heddle/collective/all_reduce.cuh>
@@ -11,6 +12,7 @@
 #include <heddle/collective/pipelined.hpp>
 #include <heddle/collective/recursive_doubling.hpp>
 #include <heddle/comm/threads.cuh>
+#include <heddle/compress/dgc.cuh>
 #include <heddle/optim/adamw.hpp>
 
 #include <chrono>
@@ -228,6 +230,40 @@ void updates(bench::results& all, int ranks, std::size_t n, double rate_of_memor
   all.ratio(name + ".floor", fused * 1e6, floor * 1e6, "us");
 }
 
+// A sum of two uniform numbers, elements independent.
+struct noise_element {
+  float* to;
+  HEDDLE_HD void operator()(std::size_t i) const {
+    std::uint64_t z = (i + 1) * 0x9e3779b97f4a7c15ull;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebull;
+    to[i] = static_cast<float>(z >> 40) * 0x1p-24f + static_cast<float>(z & 0xffffff) * 0x1p-24f - 1.0f;
+  }
+};
+
+// The fused step of DGC at 99.9 %, 20 bytes per element: gradient, U and V are read, U and V written.
+void dgc_steps(bench::results& all, std::size_t n, double rate_of_memory) {
+  const auto k = static_cast<std::uint32_t>(n / 1000 + 1), most = k + k / 4;
+  for (const bool sorted : {false, true}) {
+    const double took = seconds(1, [&](comm_type&, workplace& w) {
+      const auto g = w.floats(n, 0.0f), u = w.floats(n, 0.0f), v = w.floats(n, 0.0f), value = w.floats(most, 0.0f),
+                 index = w.floats(most, 0.0f);
+      hd::cuda::for_each(n, noise_element{g.data()}, w.queue());
+      auto* const places = reinterpret_cast<std::uint32_t*>(index.data());
+      const hd::dgc_segment of{g.data(), nullptr, u.data(), v.data(), places, value.data(), n, k, most};
+      const auto passes = std::make_shared<hd::dgc_device>(std::span(&of, 1), w.queue(), sorted);
+      const auto steps = std::make_shared<std::size_t>(0);
+      const auto call = [=, q = w.queue()] {
+        passes->step({}, {.step = (*steps)++, .ranks = 4, .momentum = 0.9f}, nullptr, q);
+      };
+      for (int warm = 0; warm < 50; ++warm) call();
+      return call;
+    });
+    const double floor = 20.0 * static_cast<double>(n) / rate_of_memory;
+    all.ratio(sorted ? "gpu.dgc_step.sorted.floor" : "gpu.dgc_step.floor", took * 1e6, floor * 1e6, "us");
+  }
+}
+
 int run(std::size_t n, const char* file) {
   bench::results all;
   const double memory = bandwidth(4 * n);
@@ -251,6 +287,7 @@ int run(std::size_t n, const char* file) {
     }
   }
   for (const int ranks : {2, 4, 8}) updates(all, ranks, n, memory);
+  dgc_steps(all, n, memory);
   return all.write(file) ? 0 : 1;
 }
 
