@@ -20,8 +20,8 @@ Proves an all-reduce, prints its rounds, bytes and predicted time, and draws it.
 
 TOPOLOGY is ring, direct, halving_doubling, recursive_doubling, tree, double_tree, torus_2d:WIDTH, leaders:GROUP,
 mixed_radix:FACTOR,FACTOR.. (fastest first), hierarchical:GROUP or hierarchical:GROUP,INTRA,INTER (ring, direct or
-halving_doubling inside a group, any of these names across), star (a topology of the user's, in this program's source), or
-automatic. Behind any of them, /CHUNKS or /CHUNKS/SKEW pipelines it.
+halving_doubling inside a group, any of these names across), star (a topology of the user's, in this program's source),
+or automatic. Behind any of them, /CHUNKS or /CHUNKS/SKEW pipelines it.
 
   --bytes N     bytes of the buffer (default 26214400)
   --links FILE  what links cost, as links::save writes it (default: machines of 8 ranks, a port of 10 Gbit/s for each)

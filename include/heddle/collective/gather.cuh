@@ -11,8 +11,8 @@ inline namespace v0 {
 
 /// @brief reduce_scatter of device memory, in place and in stream order.
 ///
-/// `all_gather`, `broadcast`, `all_to_all` and `barrier` need no form of their own: those of gather.hpp enqueue, where the
-/// communicator works in a stream.
+/// `all_gather`, `broadcast`, `all_to_all` and `barrier` need no form of their own: those of the host enqueue, where
+/// the communicator works in a stream.
 /// Sync:   only enqueues on `q`, whose stream must be the communicator's.
 /// @return This rank's block inside `data`.
 /// Throws: argument_error if the counts don't sum to data.size(), or for float16 sums; comm_error.
