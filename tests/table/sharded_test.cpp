@@ -76,6 +76,7 @@ outcome run(int servers, int workers, hd::server_options so, const hd::losses& l
   const hd::threads::meeting_place place = where ? *where : own;
   so.servers = servers;
   so.workers = workers;
+  so.join = (std::min)(so.join, std::chrono::nanoseconds(20s));  // a worker may have left before a server was there
   if (wo.servers == 1) wo = worker(servers);
   outcome out;
   std::mutex mutex;
