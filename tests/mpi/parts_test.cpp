@@ -45,7 +45,7 @@ template <class Element, class Op> void check_tail(hd::mpi::communicator& comm, 
 }  // namespace
 
 TEST_CASE("all_reduce over mpi in parts: types and operations against double precision") {
-  on_ranks(world_size(), in_parts(), [](auto& comm) {
+  const ended e = outcome(world_size(), in_parts(), [](auto& comm) {
     check_sizes<float>(comm, hd::sum{});
     check_sizes<hd::float16>(comm, hd::mean{});
     check_tail<float>(comm, heddle_test::add{});
@@ -60,10 +60,11 @@ TEST_CASE("all_reduce over mpi in parts: types and operations against double pre
     check_tail<std::uint8_t>(comm, hd::product{});
     check_tail<std::int64_t>(comm, hd::sum{});
   });
+  CHECK(e.text == "");
 }
 
 TEST_CASE("all_reduce over mpi in parts: as long as they are without settings, and 64 or more") {
-  on_ranks([](auto& comm) {  // messages of 576 KiB and above are cut
+  const ended defaults = outcome(world_size(), settings(), [](auto& comm) {  // messages of 576 KiB and above are cut
     whole_only plain(comm);
     const std::size_t p = static_cast<std::size_t>(comm.size());
     for (const std::size_t m : {std::size_t{147455}, std::size_t{147456}, std::size_t{147457}, std::size_t{344065}}) {
@@ -71,37 +72,42 @@ TEST_CASE("all_reduce over mpi in parts: as long as they are without settings, a
       check_in_parts<float>(comm, plain, "ring", late(hd::ring{}), m * p, hd::mean{}, parts * (p - 1));
     }
   });
-  on_ranks(world_size(), in_parts(), [](auto& comm) {
+  CHECK(defaults.text == "");
+  const ended cut = outcome(world_size(), in_parts(), [](auto& comm) {
     whole_only plain(comm);
     const std::size_t p = static_cast<std::size_t>(comm.size());
     check_in_parts<float>(comm, plain, "ring", late(hd::ring{}), (65 * 9000 + 7) * p, hd::sum{}, 66 * (p - 1));
   });
+  CHECK(cut.text == "");
   if (world_size() < 2) return;
-  on_ranks(2, settings(), [](auto& comm) {  // 30 MB in as many parts as 25 MB
+  const ended pair = outcome(2, settings(), [](auto& comm) {  // 30 MB in as many parts as 25 MB
     whole_only plain(comm);
     check_in_parts<double>(comm, plain, "ring", late(hd::ring{}), 7500000, hd::sum{}, 64);
   });
+  CHECK(pair.text == "");
 }
 
 TEST_CASE("a run over mpi may begin at a later round, whose messages come in parts") {
   if (world_size() < 3) return;
-  on_ranks(world_size(), in_parts(), [](auto& comm) {
+  const ended e = outcome(world_size(), in_parts(), [](auto& comm) {
     whole_only plain(comm);
     heddle_test::check_rounds_apart(comm, plain, 20000 * static_cast<std::size_t>(comm.size()) + 1);
   });
+  CHECK(e.text == "");
 }
 
 TEST_CASE("two long messages of one rank in one round come over mpi one after the other") {
   if (world_size() < 2) return;
-  on_ranks(2, in_parts(), [](auto& comm) {
+  const ended e = outcome(2, in_parts(), [](auto& comm) {
     whole_only plain(comm);
     for (const std::size_t n : {std::size_t{20000}, std::size_t{40002}, std::size_t{100002}})
       check_in_parts<float>(comm, plain, "two at once", heddle_test::two_at_once(), n, hd::sum{}, 0);
   });
+  CHECK(e.text == "");
 }
 
 TEST_CASE("parts pass over mpi through groups of ranks") {
-  on_ranks(world_size(), in_parts(), [](auto& comm) {
+  const ended e = outcome(world_size(), in_parts(), [](auto& comm) {
     hd::counting counted(comm);
     hd::rank_group group(counted, comm.rank() % 2);  // neighbours in a group aren't neighbours in the world
     whole_only plain(group);
@@ -109,4 +115,5 @@ TEST_CASE("parts pass over mpi through groups of ranks") {
     check_in_parts<float>(group, plain, "ring", late(hd::ring{}), 20001 * p, hd::sum{}, 3 * (p - 1));
     check_in_parts<hd::float16>(group, plain, "direct", late(hd::direct{}), 50000 * p, hd::mean{}, p == 1 ? 0 : 3);
   });
+  CHECK(e.text == "");
 }

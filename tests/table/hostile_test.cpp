@@ -4,6 +4,7 @@
 #include <heddle/table/sparse_table.hpp>
 
 #include "catch.hpp"
+#include "folder.hpp"
 
 #include <sys/resource.h>
 #include <unistd.h>
@@ -19,13 +20,6 @@ namespace {
 constexpr std::size_t dim = 4;
 using keys_type = std::vector<std::uint64_t>;
 using floats = std::vector<float>;
-
-struct folder {
-  char path[32] = "/tmp/heddle_XXXXXX";
-  folder() { REQUIRE(mkdtemp(path)); }
-  ~folder() { std::system(("rm -rf " + std::string(path)).c_str()); }
-  std::string operator/(const std::string& name) const { return std::string(path) + "/" + name; }
-};
 
 // While this lives, files can't grow beyond so many bytes: as on a full disk.
 class full_disk {

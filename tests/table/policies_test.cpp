@@ -4,6 +4,7 @@
 #include <heddle/table/sparse_table.hpp>
 
 #include "catch.hpp"
+#include "folder.hpp"
 
 #include <unistd.h>
 
@@ -21,13 +22,6 @@ constexpr std::uint64_t seed = 7;
 constexpr float lr = 0.05f;
 using keys_type = std::vector<std::uint64_t>;
 using floats = std::vector<float>;
-
-struct folder {
-  char path[32] = "/tmp/heddle_XXXXXX";
-  folder() { REQUIRE(mkdtemp(path)); }
-  ~folder() { std::system(("rm -rf " + std::string(path)).c_str()); }
-  std::string operator/(const std::string& name) const { return std::string(path) + "/" + name; }
-};
 
 // A batch: some keys occur twice and more.
 struct batch {

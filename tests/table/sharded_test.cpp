@@ -7,6 +7,7 @@
 #include <heddle/table/table_server.hpp>
 
 #include "catch.hpp"
+#include "folder.hpp"
 #include "rank_check.hpp"
 
 #include <unistd.h>
@@ -23,13 +24,6 @@ using floats = std::vector<float>;
 using table_type = hd::sparse_table<std::uint64_t, hd::row<dim>, hd::rule::adagrad>;
 using wire = hd::lossy<hd::threads::messenger>;
 using client = hd::sharded_table<table_type, wire>;
-
-struct folder {
-  char path[32] = "/tmp/heddle_XXXXXX";
-  folder() { REQUIRE(mkdtemp(path)); }
-  ~folder() { std::system(("rm -rf " + std::string(path)).c_str()); }
-  std::string operator/(const std::string& name) const { return std::string(path) + "/" + name; }
-};
 
 const table_type::settings how{.seed = 5, .shard_bits = 4};
 

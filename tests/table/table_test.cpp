@@ -5,6 +5,7 @@
 #include <heddle/table/sparse_table.hpp>
 
 #include "catch.hpp"
+#include "folder.hpp"
 
 #include <cmath>
 #include <cstdlib>
@@ -26,13 +27,6 @@ using floats = std::vector<float>;
 using table_type = hd::sparse_table<std::uint64_t, hd::row<dim>, hd::rule::adagrad>;
 
 // A folder that goes away with what is in it.
-struct folder {
-  char path[32] = "/tmp/heddle_XXXXXX";
-  folder() { REQUIRE(mkdtemp(path)); }
-  ~folder() { std::system(("rm -rf " + std::string(path)).c_str()); }
-  std::string operator/(const std::string& name) const { return std::string(path) + "/" + name; }
-};
-
 // Numbers from a seed.
 std::uint64_t word(std::uint64_t seed, std::uint64_t i) {
   const auto b = hd::philox(seed, 77, i);

@@ -1,0 +1,18 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "catch.hpp"
+
+#include <cstdlib>
+#include <string>
+
+#include <unistd.h>
+
+// A directory that goes away with the object.
+struct folder {
+  char path[32] = "/tmp/heddle_XXXXXX";
+  folder() { REQUIRE(mkdtemp(path)); }
+  ~folder() { std::system(("rm -rf " + std::string(path)).c_str()); }
+  std::string operator/(const std::string& name) const { return std::string(path) + "/" + name; }
+};
