@@ -39,7 +39,7 @@ int devices() {
   return count;
 }
 
-const hd::threads::options settings{.deadline = std::chrono::seconds(5)};
+const hd::threads::options settings{.deadline = std::chrono::seconds(60)};
 
 // Runs f(communicator, device) on every rank; rank r on device r modulo `on`.
 template <class Function>
