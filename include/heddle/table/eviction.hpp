@@ -31,7 +31,7 @@ struct ttl {
   /// Remembers the tick.
   void touch(std::uint32_t* w, const sighting&, std::uint32_t now, std::uint64_t) const noexcept { w[0] = now; }
   /// Whether it is too long ago.
-  bool expired(std::uint32_t* w, std::uint32_t now) const noexcept { return now - w[0] > ticks; }
+  bool expired(std::uint32_t* w, std::uint32_t now) const noexcept { return now > w[0] && now - w[0] > ticks; }
   /// "ttl".
   std::string name() const { return "ttl"; }
 };
@@ -62,7 +62,7 @@ struct score {
     const float show = std::bit_cast<float>(w[0]) * decay, click = std::bit_cast<float>(w[1]) * decay;
     w[0] = std::bit_cast<std::uint32_t>(show);
     w[1] = std::bit_cast<std::uint32_t>(click);
-    return (show - click) * nonclick + click * click_weight < threshold || now - w[2] > ticks;
+    return (show - click) * nonclick + click * click_weight < threshold || (now > w[2] && now - w[2] > ticks);
   }
   /// "score".
   std::string name() const { return "score"; }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <heddle/core/error.hpp>
+#include <heddle/table/detail/mix.hpp>
 
 #include <bit>
 #include <chrono>
@@ -147,6 +148,28 @@ struct server_options {
   /// How long run() waits for a worker's first word, and `worker_death::wait` for the next one; then it is dead.
   std::chrono::nanoseconds join{std::chrono::minutes(10)};
 };
+
+/// @brief The part of a table's settings that is for one server: an equal run of virtual shards.
+/// @param s Settings of the table. @param server Rank. @param servers How many.
+template <class Settings> Settings settings_of_server(Settings s, int server, int servers) {
+  if (s.shard_bits > 20 || servers < 1 || server < 0 || server >= servers || servers > (1 << s.shard_bits))
+    throw argument_error("heddle::settings_of_server: server " + std::to_string(server) + " of " +
+                         std::to_string(servers) + " with shard_bits " + std::to_string(s.shard_bits) +
+                         "; allowed are at most 2^shard_bits servers");
+  s.first_shard =
+      detail::first_shard_of(static_cast<std::uint32_t>(server), static_cast<std::uint32_t>(servers), s.shard_bits);
+  s.last_shard =
+      detail::first_shard_of(static_cast<std::uint32_t>(server) + 1, static_cast<std::uint32_t>(servers), s.shard_bits);
+  return s;
+}
+
+/// @brief The names under which servers write their parts of a file: the path, `-` and the server's rank.
+/// @param path Of the whole. @param servers How many. @return One for each.
+inline std::vector<std::string> files_of_servers(const std::string& path, int servers) {
+  std::vector<std::string> all;
+  for (int k = 0; k < servers; ++k) all.push_back(path + "-" + std::to_string(k));
+  return all;
+}
 
 /// @brief How old the rows were by which a server's workers made their pushes.
 struct table_staleness {

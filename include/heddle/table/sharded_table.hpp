@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <heddle/table/detail/gathered_push.hpp>
+#include <heddle/table/detail/hot_rows.hpp>
 #include <heddle/table/detail/table_requests.hpp>
 #include <heddle/table/sparse_table.hpp>
 
@@ -13,7 +15,7 @@
 namespace heddle {
 inline namespace v0 {
 
-/// @brief A worker's view of a sparse table that is spread over servers: `pull`, `read` and `push` of a `sparse_table`.
+/// @brief A worker's view of a sparse table that is spread over servers, with the interface of a `sparse_table`.
 ///
 /// Rows are made by pushes alone, which are repeated where a server has lost them: a key without a row that a pull
 /// would give one reads how that row would begin.
@@ -21,18 +23,20 @@ inline namespace v0 {
 /// each server gets one message. Pushes are numbered per server and kept until the server's last save covers them;
 /// requests are repeated, ever more seldom, until they are answered. So any message may be lost, repeated or overtaken,
 /// and a server may start again from its save: the table is the same. A pull sees all pushes that this worker made
-/// before, but for cached rows.
+/// before, but for cached rows. `erase`, `advance` and `evict` are numbered as pushes are, and count as pushes where
+/// workers must push equally often: the others push nothing meanwhile, `push({}, {})`.
 ///
 /// Wire:   see `table_server`; keys of a batch once each, one message per server and call.
 /// State:  up to `log_bytes` per server; `cached_rows` rows.
 /// Sync:   any thread may call any member. push returns when the message is handed over, and waits while a log is full;
-///         pull, flush, save, finish wait for the servers. A thread of its own receives.
+///         advance too; all others wait for the servers. A thread of its own receives.
 /// Throws: argument_error; comm_error naming the server if it doesn't answer within `patience`, or refuses, or says
 ///         that a worker has died; then this object is of no more use, but what its log holds stays until it ends.
 /// @tparam Table The servers' `sparse_table` type. @tparam Messenger Any messenger.
 template <class Table, messenger Messenger> class sharded_table {
   using key_type = typename Table::key_type;
   using tag = detail::table_tag;
+  using op = detail::table_op;
   using Guard = decltype(Table::settings::guard);
   using clock = std::chrono::steady_clock;
   static constexpr std::size_t dim = Table::dim;
@@ -70,9 +74,13 @@ template <class Table, messenger Messenger> class sharded_table {
   /// object.
   /// @param o Settings.
   sharded_table(const typename Table::settings& s, Messenger& m, const worker_options& o)
-      : settings_(s), options_(checked(s, m, o)), cache_(o.cached_rows), net_(m, o, Table(s).layout_number(), dim) {
+      : settings_(s),
+        options_(checked(s, m, o)),
+        cache_(o.cached_rows),
+        gathered_(s.guard, o.half),
+        net_(m, o, Table(s).layout_number(), dim) {
     net_.start([this](clock::time_point now) {
-      if (gathered_ != 0 && now - gathered_since_ >= options_.gather_for) send_gathered();
+      if (gathered_.pushes() != 0 && now - gathered_since_ >= options_.gather_for) send_gathered();
     });
   }
   sharded_table(const sharded_table&) = delete;
@@ -120,53 +128,91 @@ template <class Table, messenger Messenger> class sharded_table {
     std::unique_lock lock(net_.mutex());
     net_.check_alive();
     net_.wait_for_room(lock);  // meanwhile other threads may have gathered, with another rate
-    if (gathered_ != 0 && lr_ != o.lr) send_gathered();
-    std::uint64_t rejected = 0;
-    const std::vector<float> mended = guarded(gradients, rejected);
-    const std::size_t before = keys_.size();
-    try {
-      for (std::size_t i = 0; i < keys.size(); ++i) {
-        const float* const g = (Guard::edits ? mended.data() : gradients.data()) + i * dim;
-        if constexpr (!Guard::edits) {
-          if (!settings_.guard.template check<dim>(g)) {
-            ++rejected;
-            continue;
-          }
-        }
-        keys_.push_back(keys[i]);
-        gradients_.insert(gradients_.end(), g, g + dim);
-        const float times = o.times.empty() ? 1.0f : o.times[i];
-        seen_.push_back({times, o.shows.empty() ? times : o.shows[i], o.clicks.empty() ? 0.0f : o.clicks[i]});
-      }
-    } catch (...) {
-      keys_.resize(before), gradients_.resize(before * dim);
-      if (seen_.size() > before) seen_.resize(before);
-      throw;
-    }
-    rejected_ += rejected;
-    if (gathered_++ == 0) gathered_since_ = clock::now();
-    lr_ = o.lr;
-    sightings_ = sightings_ || !o.shows.empty() || !o.clicks.empty() || !o.times.empty();
-    if (options_.gather <= 1 || keys_.size() >= options_.gather) send_gathered();
+    if (gathered_.pushes() != 0 && gathered_.lr() != o.lr) send_gathered();
+    rejected_ += gathered_.add(keys, gradients, o);
+    if (gathered_.pushes() == 1) gathered_since_ = clock::now();
+    if (options_.gather <= 1 || gathered_.keys() >= options_.gather) send_gathered();
   }
+
+  /// @brief Drops rows. @param keys Any. @return How many there were; see `unreported`.
+  std::size_t erase(std::span<const key_type> keys) {
+    std::vector<std::vector<key_type>> of(static_cast<std::size_t>(options_.servers));
+    for (const key_type k : keys)
+      of[static_cast<std::size_t>(server_of(detail::mix(detail::widen_key(k))))].push_back(k);
+    return change(op::erase, "erase", of).size;
+  }
+  /// Lets a tick pass on every server, as `sparse_table::advance` does.
+  void advance() { change(op::advance, "advance"); }
+  /// @brief Drops the rows that have expired on all servers. @return Their keys; see `unreported`.
+  std::vector<key_type> evict() {
+    static_assert(expiring_eviction<decltype(Table::settings::eviction)>,
+                  "heddle::sharded_table: evict() needs an Eviction whose rows expire");
+    return change(op::evict, "evict").keys;
+  }
+  /// Calls of erase and evict that could not return all that went, since a server had saved it, and died before it said
+  /// so. The rows are gone all the same.
+  std::uint64_t unreported() const {
+    const std::lock_guard lock(net_.mutex());
+    return unreported_;
+  }
+
+  /// @brief f(row_view) for each row, a server and a shard after the other; f may call this object. A shard is as of one
+  /// moment. @param f Any function.
+  template <class Function> void for_each(Function f) {
+    const auto servers = static_cast<std::uint32_t>(options_.servers);
+    for (std::uint32_t k = 0; k < servers; ++k) {
+      const std::uint32_t last = detail::first_shard_of(k + 1, servers, settings_.shard_bits);
+      for (std::uint32_t at = detail::first_shard_of(k, servers, settings_.shard_bits); at < last;) {
+        const auto said = command(op::rows, "for_each", std::as_bytes(std::span(&at, 1)), static_cast<int>(k));
+        detail::byte_reader in(said[0].data(), said[0].size(), "rows of server " + std::to_string(k));
+        const auto next = in.template get<std::uint32_t>();
+        for (; at < next && at < last; ++at) detail::table_service<Table>::take_rows(in, f);
+      }
+    }
+  }
+  /// Rows, of all servers.
+  std::size_t size() { return sum(op::size, "size"); }
+  /// What the servers' tables hold: `sparse_table::bytes` of each.
+  std::size_t bytes() { return sum(op::bytes, "bytes"); }
+  /// `sparse_table::checksum` of the whole.
+  std::uint64_t checksum() { return sum(op::checksum, "checksum"); }
+
+  /// @name Files
+  /// Every server writes its part, with all that this worker has pushed, beside training, where it runs: the names are
+  /// those of `files_of_servers(path, servers)`, which `sparse_table::load` takes together, on any number of servers.
+  /// Throws: file_error, argument_error: a server can't; others may have written their parts. A server that has started
+  /// again saves no delta before all were saved whole.
+  /// @{
+
+  /// See `sparse_table::save`.
+  void save(const std::string& path) { write(op::full, "save", path); }
+  /// See `sparse_table::save_delta`.
+  void save_delta(const std::string& path) { write(op::delta, "save_delta", path); }
+  /// See `sparse_table::save_serving`.
+  template <class Weight = float> void save_serving(const std::string& path) {
+    write(op::serving, "save_serving", row<dim, Weight>::type_name() + std::string(1, '\0') + path);
+  }
+  /// See `sparse_table::export_text`; the files one after the other are the whole.
+  void export_text(const std::string& path) { write(op::text, "export_text", path); }
+  /// @}
 
   /// Sends what was gathered, and waits until the servers have it all.
   void flush() {
     std::unique_lock lock(net_.mutex());
-    if (gathered_ != 0) send_gathered();
+    if (gathered_.pushes() != 0) send_gathered();
     net_.settle(lock, "flush");
   }
-  /// Lets every server save its part, with all that this worker has pushed.
+  /// Lets every server save its part where it keeps it, with all that this worker has pushed.
   void save() {
     std::unique_lock lock(net_.mutex());
-    if (gathered_ != 0) send_gathered();
+    if (gathered_.pushes() != 0) send_gathered();
     net_.ask_all(lock, tag::save, "save");
   }
   /// @brief Pushes what was gathered and tells the servers that this worker pushes no more; waits until they have saved
   /// that. Where servers apply in order, this is when the others have pushed as often, or have finished.
   void finish() {
     std::unique_lock lock(net_.mutex());
-    if (gathered_ != 0) send_gathered();
+    if (gathered_.pushes() != 0) send_gathered();
     std::vector<std::vector<std::byte>> bodies;
     for (int k = 0; k < options_.servers; ++k) {
       detail::table_request h = net_.head(k);
@@ -227,17 +273,67 @@ template <class Table, messenger Messenger> class sharded_table {
                            std::to_string(1 << s.shard_bits) + " servers");
     return o;
   }
-  struct cached_row {
-    key_type key{};
-    std::uint64_t until = 0;  // of pushes_; 0: nothing is here
-    std::uint32_t uses = 0;   // a row that is used isn't given up for one that may not be
-    std::vector<float> row;
-  };
-
   int server_of(std::uint64_t mixed) const noexcept {
     return static_cast<int>(detail::server_of(detail::shard_of(mixed, settings_.shard_bits),
                                               static_cast<std::uint32_t>(options_.servers), settings_.shard_bits));
   }
+  // Everything that was pushed goes first. @param server Whom to ask; -1: all.
+  std::vector<std::vector<std::byte>> command(op what, const char* name, std::span<const std::byte> body,
+                                              int server = -1) {
+    std::unique_lock lock(net_.mutex());
+    net_.check_alive();
+    if (gathered_.pushes() != 0) send_gathered();
+    return net_.command(lock, what, name, server < 0 ? 0 : server, server < 0 ? options_.servers : server + 1, body);
+  }
+  std::uint64_t sum(op what, const char* name) {
+    std::uint64_t all = 0;
+    for (const auto& said : command(what, name, {}))
+      all += detail::byte_reader(said.data(), said.size(), "a sum").template get<std::uint64_t>();
+    return all;
+  }
+  void write(op what, const char* name, const std::string& path) {
+    command(what, name, std::as_bytes(std::span(path.data(), path.size())));
+  }
+  struct changed {
+    std::size_t size = 0;
+    std::vector<key_type> keys;
+  };
+  // A change of the table, behind all pushes, with keys for each server or none.
+  changed change(op what, const char* name, const std::vector<std::vector<key_type>>& of = {}) {
+    std::unique_lock lock(net_.mutex());
+    net_.check_alive();
+    net_.wait_for_room(lock);
+    if (gathered_.pushes() != 0) send_gathered();
+    std::vector<std::vector<std::byte>> bodies;
+    for (int k = 0; k < options_.servers; ++k) {
+      detail::table_request h = net_.head(k);
+      h.op = what;
+      detail::byte_writer out;
+      out.put(net_.next_id() + static_cast<std::uint64_t>(k));  // of the command below
+      if (!of.empty()) {
+        const auto& mine = of[static_cast<std::size_t>(k)];
+        h.items = mine.size();
+        out.put(mine.data(), mine.size() * sizeof(key_type));
+      }
+      bodies.push_back(net_.bytes_of(h, {out.data(), out.size()}));
+    }
+    net_.post(std::move(bodies));
+    ++pushes_;
+    cache_.clear();
+    net_.send_posted();
+    changed out;
+    if (what == op::advance) return out;
+    bool unknown = false;
+    for (const auto& said : net_.command(lock, op::outcome, name, 0, options_.servers)) {
+      detail::byte_reader in(said.data(), said.size(), "what a change has done");
+      out.size += in.template get<std::uint64_t>();
+      unknown |= in.template get<std::uint8_t>() != 0;
+      while (in.left() != 0) out.keys.push_back(in.template get<key_type>());
+    }
+    unreported_ += unknown;
+    return out;
+  }
+
   pending begin(std::span<const key_type> keys, tag t) {
     if (keys.size() >> 31 != 0)
       throw argument_error("heddle::sharded_table: pull: " + std::to_string(keys.size()) +
@@ -245,7 +341,7 @@ template <class Table, messenger Messenger> class sharded_table {
     pending p;
     p.places_.resize(keys.size());
     const std::lock_guard lock(net_.mutex());
-    if (gathered_ != 0) send_gathered();  // a pull sees what was pushed before
+    if (gathered_.pushes() != 0) send_gathered();  // a pull sees what was pushed before
     p.net_ = &net_;
     p.as_of_ = pushes_;
     std::map<int, std::vector<std::uint32_t>> of;
@@ -261,8 +357,10 @@ template <class Table, messenger Messenger> class sharded_table {
         p.keys_.push_back(keys[i]);
         place_of_[at] = static_cast<std::uint32_t>(p.keys_.size());
         p.rows_.resize(p.keys_.size() * dim);
-        if (t == tag::read || !recall(keys[i], p.rows_.data() + (p.keys_.size() - 1) * dim))
-          of[server_of(mixed)].push_back(static_cast<std::uint32_t>(p.keys_.size() - 1));
+        const bool kept =
+            t != tag::read && cache_.recall(keys[i], pushes_, p.rows_.data() + (p.keys_.size() - 1) * dim);
+        cache_hits_ += kept;
+        if (!kept) of[server_of(mixed)].push_back(static_cast<std::uint32_t>(p.keys_.size() - 1));
       }
       p.places_[i] = place_of_[at] - 1;
     }
@@ -292,7 +390,7 @@ template <class Table, messenger Messenger> class sharded_table {
       for (const std::uint32_t i : c.items) {
         detail::take_floats(in, p.rows_.data() + std::size_t{i} * dim, dim, c.half);
         if (c.tag == static_cast<std::uint32_t>(tag::pull))
-          remember(p.keys_[i], p.rows_.data() + std::size_t{i} * dim, p.as_of_);
+          cache_.remember(p.keys_[i], p.rows_.data() + std::size_t{i} * dim, p.as_of_, pushes_, options_.cached_for);
       }
       if (c.tag != static_cast<std::uint32_t>(tag::read)) continue;
       for (const std::uint32_t i : c.items) p.found_[i] = in.get<std::uint8_t>();
@@ -302,97 +400,13 @@ template <class Table, messenger Messenger> class sharded_table {
       std::memcpy(out.data() + i * dim, p.rows_.data() + std::size_t{p.places_[i]} * dim, dim * sizeof(float));
   }
 
-  bool recall(key_type key, float* to) {
-    if (cache_.empty()) return false;
-    cached_row& c = cache_[detail::mix(detail::widen_key(key)) & (cache_.size() - 1)];
-    if (c.until < pushes_ + 1 || c.key != key) return false;
-    c.uses += c.uses < 255;
-    ++cache_hits_;
-    std::memcpy(to, c.row.data(), dim * sizeof(float));
-    return true;
-  }
-  void remember(key_type key, const float* row, std::uint64_t as_of) {
-    const std::uint64_t until =
-        as_of + (std::min)(options_.cached_for, (std::numeric_limits<std::uint64_t>::max)() - as_of);
-    if (cache_.empty() || until < pushes_ + 1) return;
-    cached_row& c = cache_[detail::mix(detail::widen_key(key)) & (cache_.size() - 1)];
-    if (c.until >= pushes_ + 1 && c.key != key && c.uses > 0) {
-      --c.uses;
-      return;
-    }
-    if (c.key != key) c.uses = 0;
-    c.key = key;
-    c.until = until;
-    c.row.assign(row, row + dim);
-  }
-
-  // A guard of what travels: what is finite may not be so when it is narrowed, or summed.
-  struct finite_on_wire {
-    bool half;
-    template <std::size_t Dim> bool check(const float* g) const noexcept {
-      if (!half) return guard::reject{}.check<Dim>(g);
-      float narrow[Dim];
-      for (std::size_t i = 0; i < Dim; ++i) narrow[i] = static_cast<float>(static_cast<bfloat16>(g[i]));
-      return guard::reject{}.check<Dim>(narrow);
-    }
-  };
-  // Gradients as a guard that edits leaves them; nothing for one that doesn't, but throws for one that throws.
-  std::vector<float> guarded(std::span<const float> gradients, std::uint64_t& rejected) const {
-    std::vector<float> mended;
-    if constexpr (Guard::edits) {
-      mended.assign(gradients.begin(), gradients.end());
-      for (std::size_t i = 0; i < mended.size(); i += dim) rejected += !settings_.guard.template check<dim>(&mended[i]);
-    } else if constexpr (Guard::throws) {
-      for (std::size_t i = 0; i < gradients.size(); i += dim)
-        if (!settings_.guard.template check<dim>(&gradients[i]) ||
-            !finite_on_wire{options_.half}.template check<dim>(&gradients[i]))
-          throw argument_error("heddle::sharded_table: push: the gradient of item " + std::to_string(i / dim) +
-                               " isn't finite");
-    }
-    return mended;
-  }
-
-  // Sums what was gathered key by key, and posts a message to each server that is concerned, or to all.
+  // Sums what was gathered key by key, and posts a message to each server.
   void send_gathered() {
-    detail::batch b;
-    const auto n = static_cast<std::uint32_t>(keys_.size());
-    b.entries.resize(n);
-    for (std::uint32_t i = 0; i < n; ++i) b.entries[i] = {detail::mix(detail::widen_key(keys_[i])), i, 0};
-    const auto gradient = [&](std::uint32_t i) {
-      return i < n ? gradients_.data() + std::size_t{i} * dim : b.sums.data() + std::size_t{i - n} * dim;
-    };
-    const auto sight = [&](std::uint32_t i) { return i < n ? seen_[i] : b.seen[i - n]; };
-    b.merge(dim, n, gradient, sight);
-    const bool with_sightings = sightings_ || n != b.entries.size();
     std::size_t overflows = 0;
-    if constexpr (!std::is_same_v<Guard, guard::none>)
-      overflows = detail::drop_overflows<dim, false>(b, 0, finite_on_wire{options_.half}, gradient);
-    std::vector<std::vector<detail::batch_entry>> of(static_cast<std::size_t>(options_.servers));
-    for (const detail::batch_entry& e : b.entries) of[static_cast<std::size_t>(server_of(e.mixed))].push_back(e);
-    detail::byte_writer out;
-    std::vector<float> floats;
-    std::vector<std::vector<std::byte>> bodies;
-    for (int k = 0; k < options_.servers; ++k) {
-      const auto& mine = of[static_cast<std::size_t>(k)];
-      detail::table_request h = net_.head(k);
-      h.items = mine.size();
-      h.lr = lr_;
-      h.sightings = with_sightings;
-      out.clear();
-      for (const auto& e : mine) out.put(static_cast<key_type>(detail::unmix(e.mixed)));
-      if (h.sightings) {
-        for (float sighting::* field : {&sighting::times, &sighting::show, &sighting::click})
-          for (const auto& e : mine) out.put((std::min)(sight(e.item).*field, 0x1p32f));
-      }
-      floats.clear();
-      for (const auto& e : mine) floats.insert(floats.end(), gradient(e.item), gradient(e.item) + dim);
-      detail::put_floats(out, floats.data(), floats.size(), options_.half);
-      bodies.push_back(net_.bytes_of(h, {out.data(), out.size()}));
-    }
-    net_.post(std::move(bodies));
-    keys_.clear(), gradients_.clear(), seen_.clear();
-    sightings_ = false;
-    gathered_ = 0;
+    net_.post(gathered_.bodies(
+        options_.servers, [this](std::uint64_t mixed) { return server_of(mixed); },
+        [this](int k) { return net_.head(k); }, overflows));
+    gathered_.clear();
     rejected_ += overflows;
     ++pushes_;
     net_.send_posted();
@@ -400,14 +414,10 @@ template <class Table, messenger Messenger> class sharded_table {
 
   typename Table::settings settings_;
   worker_options options_;
-  std::uint64_t pushes_ = 0, gathered_ = 0, rejected_ = 0, cache_hits_ = 0;  // gathered_: pushes not sent yet
-  std::vector<cached_row> cache_;
+  std::uint64_t pushes_ = 0, rejected_ = 0, cache_hits_ = 0, unreported_ = 0;
+  detail::hot_rows<key_type, dim> cache_;
   std::vector<std::uint32_t> place_of_;
-  std::vector<key_type> keys_;  // gathered
-  std::vector<float> gradients_;
-  std::vector<sighting> seen_;
-  float lr_ = 0.0f;
-  bool sightings_ = false;
+  detail::gathered_push<key_type, dim, Guard> gathered_;
   clock::time_point gathered_since_{};
   detail::table_requests<Messenger> net_;  // last: its thread uses the others
 };

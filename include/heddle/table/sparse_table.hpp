@@ -8,6 +8,7 @@
 #include <heddle/table/detail/row_store.hpp>
 #include <heddle/table/detail/shard.hpp>
 #include <heddle/table/detail/table_files.hpp>
+#include <heddle/table/detail/table_service.hpp>
 #include <heddle/table/detail/visit.hpp>
 #include <heddle/table/eviction.hpp>
 #include <heddle/table/guard.hpp>
@@ -208,54 +209,31 @@ class sparse_table {
 
   /// @brief Drops rows. @param keys Any. @return How many there were.
   std::size_t erase(std::span<const Key> keys) {
-    std::size_t erased = 0;
-    const detail::borrowed_batch b(batches_);
-    enter(*b, keys);
-    b->sort_by_shard(settings_.shard_bits);
-    visit(
-        *b, [](entry&) {}, [](shard&, std::span<entry>) {},
-        [&](shard& s, std::span<entry> part) {
-          for (entry& e : part) {
-            e.row = s.rows.find(e.mixed, fraction(e.mixed));
-            if (e.row == none) continue;
-            drop(s, e.row);
-            ++erased;
-          }
-        });
-    return erased;
+    detail::change_origin mine;
+    return service::erase(*this, keys, mine);
   }
 
   /// @brief Lets a tick pass for `evict::ttl` and `evict::score`: a day, an epoch, what you like.
-  void advance() noexcept { now_.fetch_add(1, std::memory_order_relaxed); }
+  void advance() noexcept {
+    detail::change_origin mine;
+    service::advance(*this, mine);
+  }
   /// Ticks so far.
   std::uint32_t now() const noexcept { return now_.load(std::memory_order_relaxed); }
 
   /// @brief Drops the rows that have expired, a shard at a time. @return Their keys.
   std::vector<Key> evict() {
-    static_assert(expiring_eviction<Eviction>, "heddle::sparse_table: evict() needs an Eviction whose rows expire");
+    detail::change_origin mine;
     report r;
-    each_locked([&](shard& s) {
-      s.rows.for_each([&](std::uint32_t row, std::byte* p) {
-        if (!settings_.eviction.expired(layout::statistics(p), now())) return;
-        r.gone.push_back(key_of(s.rows.mixed(row)));
-        drop(s, row);
-        ++r.evicted;
-      });
-    });
-    count(r);
+    service::evict(*this, mine, r);
     return std::move(r.gone);
   }
 
   /// @brief f(row_view) for each row, a shard at a time under its lock, so f must not call the table.
   template <class Function> void for_each(Function f) const {
     each_locked([&](const shard& s) {
-      const store& rows = s.rows;
-      rows.for_each([&](std::uint32_t row, const std::byte* p) {
-        float weights[dim];
-        Row::load(p + layout::weights_at, weights);
-        f(row_view{key_of(rows.mixed(row)),
-                   std::span<const float, dim>(weights, dim),
-                   {p + layout::state_at, layout::weights_at - layout::state_at}});
+      s.rows.for_each([&](std::uint32_t row, const std::byte* p) {
+        service::show(key_of(s.rows.mixed(row)), p + layout::state_at, f);
       });
     });
   }
@@ -292,9 +270,7 @@ class sparse_table {
   /// @param sequence Its number.
   void note_sequence(std::uint32_t worker, std::uint64_t sequence) {
     detail::check_worker(worker);
-    const detail::spin_guard guard(held_->shards[0].lock);
-    held_->shards[0].prepare(worker);
-    held_->shards[0].raise(worker, sequence);
+    service::note(*this, {{worker, sequence}});
   }
   /// Forgets which pushes it has: a new job begins from what a former one saved, and counts its own from 1.
   void forget_sequences() {
@@ -342,7 +318,9 @@ class sparse_table {
 
  private:
   template <class Table> friend struct detail::table_files;
+  template <class Table> friend struct detail::table_service;
   using files = detail::table_files<sparse_table>;
+  using service = detail::table_service<sparse_table>;
   using held = detail::held_shards<shard>;
 
   auto make_held() const { return std::make_unique<held>(settings_.last_shard - settings_.first_shard); }

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <heddle/table/detail/server_part.hpp>
 #include <heddle/table/detail/server_worker.hpp>
 #include <heddle/table/settings.hpp>
 #include <heddle/table/sparse_table.hpp>
@@ -9,26 +10,11 @@
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <optional>
 #include <utility>
-
-#include <unistd.h>
 
 namespace heddle {
 inline namespace v0 {
-
-/// @brief The part of a table's settings that is for one server: an equal run of virtual shards.
-/// @param s Settings of the table. @param server Rank. @param servers How many.
-template <class Settings> Settings settings_of_server(Settings s, int server, int servers) {
-  if (s.shard_bits > 20 || servers < 1 || server < 0 || server >= servers || servers > (1 << s.shard_bits))
-    throw argument_error("heddle::settings_of_server: server " + std::to_string(server) + " of " +
-                         std::to_string(servers) + " with shard_bits " + std::to_string(s.shard_bits) +
-                         "; allowed are at most 2^shard_bits servers");
-  s.first_shard =
-      detail::first_shard_of(static_cast<std::uint32_t>(server), static_cast<std::uint32_t>(servers), s.shard_bits);
-  s.last_shard =
-      detail::first_shard_of(static_cast<std::uint32_t>(server) + 1, static_cast<std::uint32_t>(servers), s.shard_bits);
-  return s;
-}
 
 /// @brief A parameter server: answers the workers' `sharded_table`s for one part of a sparse table.
 ///
@@ -52,35 +38,21 @@ template <class Table, messenger Messenger> class table_server {
   using worker = detail::server_worker;
   using request = detail::server_request;
   using clock = std::chrono::steady_clock;
-  static constexpr std::size_t dim = Table::dim;
-  // Worker w + whole numbers the pushes of w that have taken effect in all shards: a table saved while a push is under
-  // way may have it in some. Worker w + presence numbers how often w has left and come back.
-  static constexpr std::uint32_t whole = 0x4000, presence = 0x8000;
+  using op = detail::table_op;
 
  public:
   /// @param table This server's part, see `settings_of_server`. @param m The messenger. @param o Settings. Both outlive
   /// it. If a save is there, it is loaded.
   table_server(Table& table, Messenger& m, const server_options& o)
-      : table_(&table), messenger_(&m), options_(o), layout_(table.layout_number()) {
-    if (o.servers < 1 || o.workers < 1 || o.workers > 0x3fff || m.rank() >= o.servers ||
-        m.size() < o.servers + o.workers)
-      throw argument_error("heddle::table_server: " + std::to_string(o.servers) + " servers and " +
-                           std::to_string(o.workers) + " workers; allowed are up to 16383 workers and together " +
-                           std::to_string(m.size()) + " ranks, of which this is " + std::to_string(m.rank()));
-    const auto part = settings_of_server(table.options(), m.rank(), o.servers);
-    if (part.first_shard != table.options().first_shard || part.last_shard != table.options().last_shard)
-      throw argument_error("heddle::table_server: the table doesn't hold this server's shards; use settings_of_server");
-    if (!o.path.empty() && ::access(o.path.c_str(), F_OK) == 0) table.load(o.path);
+      : table_(detail::checked_server(table, m, o), o.path),
+        messenger_(&m),
+        options_(o),
+        layout_(table.layout_number()) {
     workers_.resize(static_cast<std::size_t>(o.workers));
+    table_.recall(workers_);
     for (std::size_t w = 0; w < workers_.size(); ++w) {
-      worker& x = workers_[w];
-      x.taken = table.sequence_of(static_cast<std::uint32_t>(w) + whole);
-      // None, if the shards were another server's: that one's pushes.
-      if (x.taken == 0) x.taken = table.sequence_of(static_cast<std::uint32_t>(w));
-      x.applied = x.saved = x.taken;
-      x.voice = o.servers + static_cast<int>(w);
-      all_applied_ += x.applied;
-      x.presence = table.sequence_of(static_cast<std::uint32_t>(w) + presence);
+      workers_[w].voice = o.servers + static_cast<int>(w);
+      all_applied_ += workers_[w].applied;
     }
     for (worker& w : workers_) w.read_at = all_applied_ - w.applied;
   }
@@ -89,12 +61,13 @@ template <class Table, messenger Messenger> class table_server {
   /// @return Whether anything has come.
   bool serve(std::chrono::nanoseconds longest) {
     int came = 0;
+    if (table_.writes()) longest = (std::min)(longest, std::chrono::nanoseconds(1'000'000));
     for (std::optional<message> m = messenger_->receive(longest); m; m = messenger_->receive({})) {
       heed(*m);
-      if (!options_.path.empty() && options_.save_every != 0 && since_save_ >= options_.save_every) save();
-      answer_waiting();
+      tend();
       if (++came == 1000) break;  // so that the caller also has a say
     }
+    tend();
     return came != 0;
   }
   /// @brief Serves until every worker has left or died, and then until nobody can be waiting for an answer any more.
@@ -104,17 +77,19 @@ template <class Table, messenger Messenger> class table_server {
       if (serve(std::chrono::milliseconds(20)) || !all_gone()) quiet = clock::now();
       if (clock::now() - start >= options_.join) give_up_absent();
     }
+    while (table_.writes()) end_writing();
     if (const worker* const w = workers_.died(options_)) {
       const int rank = options_.servers + static_cast<int>(w - workers_.data());
       throw comm_error("table_server::run", messenger_->rank(), rank, w->epitaph);
     }
   }
-  /// Saves this server's part now; from then on the workers needn't repeat what is in it.
+  /// Saves this server's part now, whole, and apart from files of which there are deltas; from then on the workers
+  /// needn't repeat what is in it.
   void save() {
     if (options_.path.empty()) throw argument_error("heddle::table_server: save: no path was given");
-    table_->save(options_.path);
-    for (worker& w : workers_) w.saved = w.applied;
-    since_save_ = 0;
+    while (table_.writes()) end_writing();
+    begin_save();
+    end_writing();
   }
   /// @brief Who is told the keys of rows that a push has dropped for a bound, as `table_report::gone` says.
   /// @param f Called with some keys behind such a push, on the thread that serves; it must not throw. A server that has
@@ -200,22 +175,32 @@ template <class Table, messenger Messenger> class table_server {
         w.put(r.id, std::move(r.body));
         if (r.id <= w.applied && head.last && !w.left()) {
           // A former life left with this push; its replacement, which had to repeat it for another server, leaves too.
-          turn(w, workers_.number_of(w));
+          table_.turn(w, workers_.number_of(w));
           w.saved = (std::min)(w.saved, w.applied - 1);  // the save that it asks for now shall have this
+          w.in_save = (std::min)(w.in_save, w.saved);
         }
         apply_ready();
         // Where the log begins before what is saved, the worker doesn't know of the save yet.
-        if (head.crowded && !options_.path.empty() && head.first > w.saved && w.applied > w.saved) save();
+        save_due_ = save_due_ || (head.crowded && !saves() && head.first > w.saved && w.applied > w.saved);
         return reply(w, r, status::done);
       case tag::pull:
       case tag::read:
       case tag::save:
+      case tag::command:
         if (head.pushes > w.taken) return reply(w, r, status::behind);
-        if (std::none_of(waiting_.begin(), waiting_.end(),
-                         [&](const request& q) { return q.from.rank == r.from.rank && q.id == r.id; }))
-          waiting_.push_back(std::move(r));
+        if (told(w, r, in)) return;
+        if (asked_ && asked_->from.rank == r.from.rank && asked_->id == r.id) return reply(w, r, status::working);
+        for (const request& q : waiting_) {
+          if (q.from.rank != r.from.rank || q.id != r.id) continue;
+          if (table_.writes() && what != tag::pull && what != tag::read) reply(w, r, status::working);
+          return;
+        }
+        waiting_.push_back(std::move(r));
         return;
-      case tag::orphan: return reply(w, r, status::done, orphan_for(r.from.rank, in));
+      case tag::orphan:
+        if (options_.on_death != worker_death::reassign)
+          in.refuse("it asks for a dead worker's data, which the server gives to nobody; see worker_death::reassign");
+        return reply(w, r, status::done, workers_.orphan_for(r.from.rank, options_));
       default: in.refuse("its tag is " + std::to_string(r.tag));
     }
   }
@@ -229,6 +214,8 @@ template <class Table, messenger Messenger> class table_server {
     // The former one's log is gone, and the new one's begins behind what it is told now: a save must have all that.
     if (!options_.path.empty() && w.saved < w.applied) save();
     w.object = r.head.object;
+    w.answers.clear();
+    w.open = 0;
     w.voice = r.from.rank;
     w.dead = false;
     w.read_at = all_applied_ - w.applied;
@@ -236,24 +223,7 @@ template <class Table, messenger Messenger> class table_server {
     if (!options_.path.empty() && r.head.resumes) w.taken = w.applied;
     w.kept.erase(w.kept.upper_bound(w.taken), w.kept.end());
     std::erase_if(waiting_, [&](const request& q) { return q.from.rank == r.from.rank; });
-    if (w.left() && !r.head.last) turn(w, workers_.number_of(w));
-  }
-  // A dead worker whose data goes to this rank: the one that it had before, if it hasn't finished that.
-  std::uint32_t orphan_for(int rank, const detail::byte_reader& in) {
-    if (options_.on_death != worker_death::reassign)
-      in.refuse("it asks for a dead worker's data, which the server gives to nobody; see worker_death::reassign");
-    std::uint32_t said = detail::no_orphan;
-    for (std::uint32_t i = 0; i < workers_.size(); ++i) {
-      worker& w = workers_[i];
-      if (w.left()) continue;
-      const bool had = w.voice == rank && rank != options_.servers + static_cast<int>(i);
-      said = detail::no_orphan_yet;
-      if (!had && !w.dead) continue;
-      w.voice = rank;
-      w.dead = false;
-      return i;
-    }
-    return said;
+    if (w.left() && !r.head.last) table_.turn(w, workers_.number_of(w));
   }
   // Holds those for dead who were never heard of.
   void give_up_absent() {
@@ -273,10 +243,13 @@ template <class Table, messenger Messenger> class table_server {
       worker& w = workers_[r.worker];
       const detail::table_request& head = r.head;
       const worker* const dead = workers_.died(options_);
-      const bool saving = static_cast<tag>(r.tag) == tag::save;
-      const bool own =
-          w.applied >= head.pushes || (!saving && options_.ordered && head.pushes - w.applied <= options_.staleness);
-      if (!dead && (!own || (!saving && workers_.laggard(head.pushes, options_)))) {
+      const tag what = static_cast<tag>(r.tag);
+      // What says nothing of the rows needn't wait for others; what isn't rows of some keys is never as of less.
+      const bool own = what == tag::save || (what == tag::command && head.op == op::outcome);
+      const bool slack = (what == tag::pull || what == tag::read) && options_.ordered;
+      const bool applied = w.applied >= head.pushes || (slack && head.pushes - w.applied <= options_.staleness);
+      const bool free = applied && (own || !workers_.laggard(head.pushes, options_));
+      if (!dead && (!free || must_wait(w, r))) {
         ++i;
         continue;
       }
@@ -290,29 +263,86 @@ template <class Table, messenger Messenger> class table_server {
     }
   }
 
-  void answer(worker& w, const request& r) {
+  // Whether what else it asks for isn't possible now.
+  bool must_wait(const worker& w, const request& r) {
     if (static_cast<tag>(r.tag) == tag::save) {
-      if (!options_.path.empty() && w.saved < w.applied) save();
-      return reply(w, r, status::done);
+      const bool has = options_.path.empty() || w.saved >= r.head.pushes;
+      save_due_ = save_due_ || (!has && !(saves() && w.in_save >= r.head.pushes));
+      return !has;
     }
-    detail::byte_reader in(r.body.data(), r.body.size(), "a pull");
-    in.take(sizeof r.head);
-    take_keys(in, r.head);
-    floats_.resize(keys_.size() * dim);
-    found_.resize(keys_.size());
-    if (static_cast<tag>(r.tag) == tag::pull)
-      table_->preview(keys_, floats_);  // makes no rows, as after this server's death nobody pulls again
-    else
-      table_->read(keys_, floats_, found_);
-    w.read_at = all_applied_ - w.applied;
-    reply(w, r, status::done);
+    return static_cast<tag>(r.tag) == tag::command && r.head.op >= op::full && table_.writes();
+  }
+  // Whether a command was answered before, and needn't be or is now, again.
+  bool told(worker& w, const request& r, detail::byte_reader& in) {
+    if (static_cast<tag>(r.tag) != tag::command) return false;
+    w.open = (std::max)(w.open, in.get<std::uint64_t>());
+    w.answers.erase(w.answers.begin(), w.answers.lower_bound(w.open));
+    if (r.id < w.open) return true;
+    const auto found = w.answers.find(r.id);
+    if (found == w.answers.end()) return false;
+    reply(w, r, found->second.status, found->second.body);
+    return true;
   }
 
-  void take_keys(detail::byte_reader& in, const detail::table_request& head) {
-    if (head.items > in.left() / sizeof(key_type)) in.refuse("it ends early");
-    keys_.resize(static_cast<std::size_t>(head.items));
-    const std::byte* const from = in.take(keys_.size() * sizeof(key_type));
-    if (!keys_.empty()) std::memcpy(keys_.data(), from, keys_.size() * sizeof(key_type));
+  void answer(worker& w, request& r) {
+    if (static_cast<tag>(r.tag) == tag::save) return reply(w, r, status::done);
+    if (static_cast<tag>(r.tag) == tag::command) return obey(w, r);
+    detail::byte_reader in(r.body.data(), r.body.size(), "a pull");
+    in.take(sizeof r.head);
+    detail::byte_writer rows;
+    table_.put_keys_rows(r.head, in, static_cast<tag>(r.tag) == tag::read, rows);
+    w.read_at = all_applied_ - w.applied;
+    reply(w, r, status::done, {rows.data(), rows.size()});
+  }
+  void obey(worker& w, request& r) {
+    detail::byte_reader in(r.body.data(), r.body.size(), "a command of worker " + std::to_string(r.worker));
+    in.take(sizeof r.head);
+    if (told(w, r, in)) return;
+    if (r.head.op >= op::full) {
+      table_.begin_file(r.head.op, in, messenger_->rank(), options_.servers);
+      asked_ = std::move(r);
+      return;
+    }
+    detail::byte_writer said;
+    table_.put_answer(r.head.op, in, said);
+    reply(w, r, status::done, {said.data(), said.size()});
+  }
+  void begin_save() {
+    save_due_ = false;
+    since_save_ = 0;
+    table_.begin_save(workers_, options_.path);
+  }
+  // A file is there, or not: who has waited for it learns it.
+  void end_writing() {
+    detail::server_answer a = table_.end_writing();
+    if (!asked_) {
+      if (a.status == status::refused)
+        return save_failed({reinterpret_cast<const char*>(a.body.data()) + 1, a.body.size() - 1});
+      for (worker& w : workers_) w.saved = w.in_save;
+      return;
+    }
+    const request r = std::move(*asked_);
+    asked_.reset();
+    worker& w = workers_[r.worker];
+    if (w.object != r.head.object) return;
+    reply(w, r, a.status, a.body);
+    w.answers[r.id] = std::move(a);
+  }
+  void save_failed(const std::string& why) {
+    const auto told = std::erase_if(waiting_, [&](const request& q) {
+      if (static_cast<tag>(q.tag) != tag::save) return false;
+      fail(q, why);
+      return true;
+    });
+    if (told == 0) throw file_error(why);
+  }
+  bool saves() const noexcept { return table_.writes() && !asked_; }
+  // What isn't anybody's message.
+  void tend() {
+    if (table_.has_written()) end_writing();
+    save_due_ = save_due_ || (options_.save_every != 0 && since_save_ >= options_.save_every);
+    answer_waiting();
+    if (save_due_ && !table_.writes() && !options_.path.empty()) begin_save();
   }
 
   // Applies what may be applied now.
@@ -342,9 +372,12 @@ template <class Table, messenger Messenger> class table_server {
     const auto found = w.kept.find(w.applied + 1);
     const request r{
         .tag = 0, .id = 0, .from = w.voice, .body = {}, .worker = number, .head = detail::head_of(found->second)};
-    attempt(r, [&] { apply(w, number, found->second); });  // its own worker learns it, whoever's message set it off
-    w.kept.erase(found);                                  // not after std::bad_alloc: it is still to be applied
-    if (!r.head.last) {
+    attempt(r, [&] {  // its own worker learns it, whoever's message set it off
+      const auto gone = table_.apply(w, number, found->second);
+      if (tell_gone_ && !gone.empty()) tell_gone_(gone);
+    });
+    w.kept.erase(found);  // not after std::bad_alloc: it is still to be applied
+    if (!r.head.last && r.head.op == op::gradients) {
       const std::uint64_t others = all_applied_ - w.applied - w.read_at;
       ++staleness_.pushes;
       staleness_.sum += others;
@@ -354,53 +387,20 @@ template <class Table, messenger Messenger> class table_server {
     ++all_applied_;
     ++since_save_;
   }
-  void apply(worker& w, std::uint32_t number, const payload& body) {
-    detail::byte_reader in(body.data(), body.size(), "a push of worker " + std::to_string(number));
-    const auto head = in.get<detail::table_request>();
-    take_keys(in, head);
-    const std::size_t n = keys_.size();
-    std::vector<float> sight[3];
-    if (head.sightings) {
-      for (auto& s : sight) {
-        s.resize(n);
-        detail::take_floats(in, s.data(), n, false);
-      }
-    }
-    floats_.resize(n * dim);
-    detail::take_floats(in, floats_.data(), floats_.size(), head.half != 0);
-    const push_options o{.lr = head.lr,
-                         .shows = sight[1],
-                         .clicks = sight[2],
-                         .times = sight[0],
-                         .worker = number,
-                         .sequence = w.applied + 1,
-                         .summed = true};
-    const auto report = table_->push(keys_, floats_, o);
-    table_->note_sequence(number, o.sequence);  // also of a push that touched no shard
-    table_->note_sequence(number + whole, o.sequence);
-    if (head.last && !w.left()) turn(w, number);
-    if (tell_gone_ && !report.gone.empty()) tell_gone_(report.gone);
+  void reply(const worker& w, const request& r, status s, std::uint32_t said) {
+    reply(w, r, s, std::as_bytes(std::span(&said, 1)));
   }
-  // It leaves, or comes back.
-  void turn(worker& w, std::uint32_t number) {
-    table_->note_sequence(number + presence, w.presence + 1);
-    ++w.presence;
-  }
-
-  void reply(const worker& w, const request& r, status s, std::uint32_t said = 0) {
+  void reply(const worker& w, const request& r, status s, std::span<const std::byte> said = {}) {
     const tag what = static_cast<tag>(r.tag);
     detail::table_reply head{.next = w.taken + 1,
                              .covered = options_.path.empty() ? w.applied : w.saved,
                              .object = r.head.object,
                              .status = s,
                              .in_steps = options_.ordered && options_.staleness == 0};
-    const bool rows = s == status::done && (what == tag::pull || what == tag::read);
-    if (rows) head.half = r.head.half;
+    if (what == tag::pull || what == tag::read) head.half = r.head.half;
     out_.clear();
     out_.put(head);
-    if (rows) detail::put_floats(out_, floats_.data(), floats_.size(), head.half != 0);
-    if (rows && what == tag::read) out_.put(found_.data(), found_.size());
-    if (what == tag::orphan) out_.put(said);
+    out_.put(said.data(), said.size());
     if (s == status::outdated) out_.put(w.object);
     send(r.from, r.id, what == tag::push);
   }
@@ -420,16 +420,15 @@ template <class Table, messenger Messenger> class table_server {
     }
   }
 
-  Table* table_;
+  detail::server_part<Table> table_;
   Messenger* messenger_;
   server_options options_;
   std::uint64_t layout_, since_save_ = 0, all_applied_ = 0;
   table_staleness staleness_;
   detail::server_workers workers_;
   std::deque<request> waiting_;
-  std::vector<key_type> keys_;
-  std::vector<float> floats_;
-  std::vector<std::uint8_t> found_;  // of keys_, whether they have a row
+  bool save_due_ = false;
+  std::optional<request> asked_;  // the command whose file is being written; none: a save of this server's part
   std::function<void(std::span<const key_type>)> tell_gone_;
   detail::byte_writer out_;
 };

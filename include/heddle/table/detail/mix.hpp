@@ -70,6 +70,14 @@ inline std::uint64_t checksum(const void* data, std::size_t n, std::uint64_t see
   return mix(step(step(step(chain[0], chain[1]), chain[2]), chain[3]));
 }
 
+// The server of a virtual shard, and the first shard of a server: equal runs of shards.
+constexpr std::uint32_t first_shard_of(std::uint32_t server, std::uint32_t servers, unsigned shard_bits) noexcept {
+  return static_cast<std::uint32_t>((std::uint64_t{server} << shard_bits) / servers);
+}
+constexpr std::uint32_t server_of(std::uint32_t shard, std::uint32_t servers, unsigned shard_bits) noexcept {
+  return static_cast<std::uint32_t>(((std::uint64_t{shard} + 1) * servers - 1) >> shard_bits);
+}
+
 }  // namespace detail
 }  // namespace v0
 }  // namespace heddle

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -33,14 +34,23 @@ struct server_request {
   table_request head;
 };
 
+struct server_answer {
+  reply_status status = reply_status::done;
+  std::vector<std::byte> body;
+};
+
 // What a server knows of a worker.
 struct server_worker : numbered_inbox<payload> {  // pushes; kept until they are applied
   std::uint64_t applied = 0, saved = 0;           // number of the last push of which that is true
+  std::uint64_t in_save = 0;                      // applied when the save that is under way was begun
   std::uint64_t presence = 0, object = 0;         // odd: it has left; the sharded_table that greeted last
   std::uint64_t read_at = 0;                      // pushes of others when it last read
-  int voice = 0;                                  // the rank that speaks for it
-  bool dead = false;                              // that rank
-  bool here = false, heard = false;               // its own rank: now, ever
+  // What commands are answered that must not be carried out again, by their id; of those below `open` all is known.
+  std::map<std::uint64_t, server_answer> answers;
+  std::uint64_t open = 0;
+  int voice = 0;                     // the rank that speaks for it
+  bool dead = false;                 // that rank
+  bool here = false, heard = false;  // its own rank: now, ever
   std::chrono::steady_clock::time_point died_at{};
   std::string epitaph;
   bool left() const noexcept { return presence % 2 != 0; }
@@ -77,6 +87,20 @@ struct server_workers : std::vector<server_worker> {
     for (const server_worker& w : *this)
       if (lost(w, o)) return &w;
     return nullptr;
+  }
+  // A dead worker whose data goes to this rank: the one that it had before, if it hasn't finished that.
+  std::uint32_t orphan_for(int rank, const server_options& o) {
+    std::uint32_t said = no_orphan;
+    for (server_worker& w : *this) {
+      if (w.left()) continue;
+      const bool had = w.voice == rank && rank != o.servers + static_cast<int>(number_of(w));
+      said = no_orphan_yet;
+      if (!had && !w.dead) continue;
+      w.voice = rank;
+      w.dead = false;
+      return number_of(w);
+    }
+    return said;
   }
 };
 

@@ -103,21 +103,29 @@ template <class Table> struct table_files {
     std::memcpy(out.data() + at, &rows, 8);
   }
 
-  static void write(Table& t, const std::string& path, const table_header& h, std::uint32_t after) {
+  // All shards, one after the other; the first one together with the table's tick. Returns the file's sum.
+  static std::uint64_t write_shards(const Table& t, const std::string& path, table_header& h, std::uint32_t after) {
+    byte_writer section;
+    const auto copy = [&](std::size_t i) {
+      shard& s = t.held_->shards[i];
+      const spin_guard guard(s.lock);
+      write_shard(t, s, after, section);
+      if (i == 0) h.now = t.now();
+    };
+    copy(0);
+    table_writer file(path, h);
+    for (std::size_t i = 0; i < t.held_->shards.size(); ++i) {
+      if (i != 0) copy(i);
+      file.section(static_cast<std::uint32_t>(i) + t.settings_.first_shard, section.data(), section.size());
+    }
+    return file.finish();
+  }
+
+  static void write(Table& t, const std::string& path, table_header h, std::uint32_t after) {
     t.logging_.store(true, std::memory_order_relaxed);
     // Under no lock: a push that still reads the former epoch holds its shard's lock, which is taken below.
     const std::uint32_t cut = t.epoch_.fetch_add(1);
-    table_writer file(path, h);
-    byte_writer section;
-    for (std::size_t i = 0; i < t.held_->shards.size(); ++i) {
-      shard& s = t.held_->shards[i];
-      {
-        const spin_guard guard(s.lock);
-        write_shard(t, s, after, section);
-      }
-      file.section(static_cast<std::uint32_t>(i) + t.settings_.first_shard, section.data(), section.size());
-    }
-    const std::uint64_t sum = file.finish();
+    const std::uint64_t sum = write_shards(t, path, h, after);
     for (shard& s : t.held_->shards) {
       const spin_guard guard(s.lock);
       std::erase_if(s.erased, [&](const auto& e) { return e.second <= cut; });
@@ -133,6 +141,17 @@ template <class Table> struct table_files {
   static void save(Table& t, const std::string& path) {
     const std::lock_guard lock(t.saving_);
     write(t, path, header(t, file_kind::full), 0);
+  }
+  // A full save that no delta follows: those of others go on behind the file that they belong to.
+  static void save_aside(Table& t, const std::string& path) {
+    const std::lock_guard lock(t.saving_);
+    table_header h = header(t, file_kind::full);
+    write_shards(t, path, h, 0);
+  }
+  static void load_aside(Table& t, const std::string& path) {
+    load(t, std::span(&path, 1));
+    t.chain_ = {};
+    t.logging_.store(false);
   }
 
   static void save_delta(Table& t, const std::string& path) {

@@ -28,6 +28,7 @@ template <class Messenger> class table_requests {
   using tag = table_tag;
   using clock = std::chrono::steady_clock;
   static constexpr std::uint64_t all = (std::numeric_limits<std::uint64_t>::max)();
+  static constexpr std::size_t any = (std::numeric_limits<std::size_t>::max)();
 
   // A request until it is answered.
   struct call {
@@ -36,10 +37,11 @@ template <class Messenger> class table_requests {
     std::vector<std::byte> body;
     std::vector<std::uint32_t> items;  // whose rows these are
     std::vector<std::byte> rows;       // the answer
-    std::size_t bytes = 0;             // that it must have
+    std::size_t bytes = 0;             // that it must have, or any
     std::uint64_t reads_behind = all;  // rows as of so many pushes
     repetition again;
-    bool half = false, answered = false;
+    clock::time_point at_work{};  // when the server last said so
+    bool half = false, answered = false, refused = false;
   };
   struct link : numbered_log<std::vector<std::byte>> {  // pushes that the server's last save doesn't cover
     repetition again;
@@ -106,12 +108,33 @@ template <class Messenger> class table_requests {
     c.body = bytes_of(h, keys);
     c.bytes = t == tag::orphan ? sizeof(std::uint32_t) : items.size() * (width_ * (h.half ? 2 : 4) + (t == tag::read));
     c.items = std::move(items);
-    if (t == tag::pull || t == tag::read) c.reads_behind = h.pushes;
+    if (t == tag::command) c.bytes = any;
+    if (t == tag::pull || t == tag::read || (t == tag::command && h.op != table_op::outcome)) c.reads_behind = h.pushes;
     c.again.begin(options_.retry);
     const std::uint64_t id = ++last_id_;
     transmit(server, c.tag, id, c.body);
     calls_.emplace(id, std::move(c));
     return id;
+  }
+  // The id of the next request, and the lowest of those whose answers haven't been taken.
+  std::uint64_t next_id() const noexcept { return last_id_ + 1; }
+  std::uint64_t oldest_id() const noexcept { return calls_.empty() ? next_id() : calls_.begin()->first; }
+  // Asks servers [first, last) and waits; what they say.
+  std::vector<std::vector<std::byte>> command(std::unique_lock<std::mutex>& lock, table_op op, const char* what,
+                                              int first, int last, std::span<const std::byte> body = {}) {
+    std::vector<std::uint64_t> ids;
+    for (int k = first; k < last; ++k) {
+      byte_writer b;
+      b.put(oldest_id());
+      b.put(body.data(), body.size());
+      table_request h = head(k);
+      h.op = op;
+      ids.push_back(ask(k, tag::command, h, {b.data(), b.size()}));
+    }
+    wait(lock, ids, what);
+    std::vector<std::vector<std::byte>> said;
+    for (const std::uint64_t id : ids) said.push_back(take(id).rows);
+    return said;
   }
   static std::vector<std::byte> bytes_of(const table_request& h, std::span<const std::byte> body) {
     std::vector<std::byte> b(sizeof h + body.size());
@@ -153,11 +176,14 @@ template <class Messenger> class table_requests {
     if (failed_by_ >= 0) throw comm_error("sharded_table", messenger_->rank(), failed_by_, failure_);
     if (broken_) std::rethrow_exception(broken_);
   }
-  template <class Ready> void wait_until(std::unique_lock<std::mutex>& lock, const char* what, int peer, Ready ready) {
-    const auto end = clock::now() + options_.patience;
+  // @param at_work When the server last said that it is at it, if it says so.
+  template <class Ready>
+  void wait_until(std::unique_lock<std::mutex>& lock, const char* what, int peer, Ready ready,
+                  const clock::time_point* at_work = nullptr) {
+    const auto start = clock::now();
     while (!ready()) {
       check_alive();
-      if (clock::now() >= end)
+      if (clock::now() - (at_work ? (std::max)(*at_work, start) : start) >= options_.patience)
         throw comm_error("sharded_table::" + std::string(what), messenger_->rank(), peer,
                          "no answer within " + std::to_string(options_.patience.count() / 1'000'000) + " ms");
       // A system-clock wait, since ThreadSanitizer knows it.
@@ -167,7 +193,13 @@ template <class Messenger> class table_requests {
   void wait(std::unique_lock<std::mutex>& lock, const std::vector<std::uint64_t>& calls, const char* what) {
     for (const std::uint64_t id : calls) {
       try {
-        wait_until(lock, what, calls_.at(id).server, [&] { return calls_.at(id).answered; });
+        const call& c = calls_.at(id);
+        wait_until(lock, what, c.server, [&] { return c.answered; }, &c.at_work);
+        if (c.refused) {
+          const std::string why(reinterpret_cast<const char*>(c.rows.data()) + 1, c.rows.size() - 1);
+          if (c.rows[0] != std::byte{0}) throw file_error(why);
+          throw argument_error(why);
+        }
       } catch (...) {
         for (const std::uint64_t other : calls) calls_.erase(other);
         throw;
@@ -309,6 +341,10 @@ template <class Messenger> class table_requests {
       l.again.due = {};
       return;
     }
+    if (r.status == reply_status::working) {
+      c.at_work = clock::now();
+      return;
+    }
     c.answered = true;
     const std::uint64_t last = (std::min)(last_to(c.server), l.sent);  // what has waited for this may go
     if (c.reads_behind < last) l.again.begin(options_.retry);
@@ -317,7 +353,8 @@ template <class Messenger> class table_requests {
     const std::size_t left = in.left();
     const std::byte* const rows = in.take(left);
     c.rows.assign(rows, rows + left);
-    if (left != c.bytes) in.refuse("it has another number of rows than were asked for");
+    c.refused = r.status == reply_status::refused && left != 0;
+    if (c.bytes != any && left != c.bytes) in.refuse("it has another number of rows than were asked for");
   }
 
   // Sends again what is due.
@@ -342,7 +379,7 @@ template <class Messenger> class table_requests {
   worker_options options_;
   std::uint64_t layout_, object_, last_id_ = 0, retries_ = 0, sent_before_ = 0;
   std::uint64_t step_;  // above a former object: another one for each life, lest two of them take the same number
-  std::size_t width_;  // floats of a row
+  std::size_t width_;   // floats of a row
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<link> links_;

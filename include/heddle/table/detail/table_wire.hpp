@@ -6,7 +6,8 @@
 /// @brief What workers and servers of a sharded table say to each other.
 ///
 /// Requests have tags of their own. A push's id is its number among those of its worker to this server, from 1 on;
-/// other requests have any id, which the reply repeats.
+/// other requests have any id, which the reply repeats. Whatever changes the table is a push, of one operation or
+/// another; what such a change has done, and everything else, is asked for by a command.
 
 #include <heddle/comm/messenger.hpp>
 #include <heddle/core/convert.hpp>
@@ -24,7 +25,34 @@ namespace heddle {
 inline namespace v0 {
 namespace detail {
 
-enum class table_tag : std::uint32_t { hello = 1, pull = 2, read = 3, push = 4, save = 5, reply = 6, orphan = 7 };
+enum class table_tag : std::uint32_t {
+  hello = 1,
+  pull = 2,
+  read = 3,
+  push = 4,
+  save = 5,
+  reply = 6,
+  orphan = 7,
+  command = 8
+};
+
+// Of a push: what it changes; a change that says what it has done begins with the id of the command that will ask. Of a
+// command: what is wanted; it begins with the lowest id of those whose answers may still be missing, then has
+enum class table_op : std::uint8_t {
+  gradients = 0,
+  erase = 1,
+  evict = 2,
+  advance = 3,
+  outcome = 8,    // nothing; the answer: rows gone; 1 where the server can't say; an evict's keys
+  size = 9,       // nothing
+  bytes = 10,     // nothing
+  checksum = 11,  // nothing
+  rows = 12,      // a shard; the answer: the shard behind those that follow, their rows
+  full = 16,      // a path, to which the server's part of a file goes, as for the others
+  delta = 17,
+  serving = 18,  // before the path, and a zero: the type of weights
+  text = 19
+};
 
 struct table_request {
   std::uint64_t layout = 0;  // of the rows: both sides must agree
@@ -40,11 +68,14 @@ struct table_request {
   std::uint8_t last = 0;         // of a push: no more follow; of others: that push was made
   std::uint8_t gathers = 0;      // of a greeting: pushes are gathered, so their number says nothing
   std::uint8_t resumes = 0;      // pushes behind what the server has applied are made again
-  std::uint8_t unused[4] = {};
+  table_op op = table_op::gradients;
+  std::uint8_t unused[3] = {};
 };
 
 // outdated: to a greeting whose number isn't above that of the sharded_table that greeted last, which follows.
-enum class reply_status : std::uint32_t { done = 1, behind = 2, failed = 3, outdated = 4 };
+// refused: the call fails, and nothing else; 1 follows for a file_error, 0 for an argument_error, and what it says.
+// working: a file is being written; patience begins anew.
+enum class reply_status : std::uint32_t { done = 1, behind = 2, failed = 3, outdated = 4, refused = 5, working = 6 };
 
 struct table_reply {
   std::uint64_t next = 0;     // the number of the worker's push that the server expects
@@ -57,14 +88,6 @@ struct table_reply {
 
 // What the reply to `orphan` holds: a worker, or these.
 inline constexpr std::uint32_t no_orphan_yet = 0xffffffff, no_orphan = 0xfffffffe;
-
-// The server of a virtual shard, and the first shard of a server: equal runs of shards.
-constexpr std::uint32_t first_shard_of(std::uint32_t server, std::uint32_t servers, unsigned shard_bits) noexcept {
-  return static_cast<std::uint32_t>((std::uint64_t{server} << shard_bits) / servers);
-}
-constexpr std::uint32_t server_of(std::uint32_t shard, std::uint32_t servers, unsigned shard_bits) noexcept {
-  return static_cast<std::uint32_t>(((std::uint64_t{shard} + 1) * servers - 1) >> shard_bits);
-}
 
 inline constexpr float most_half = 65504.0f;  // what is beyond travels as this: float16 would make it infinite
 

@@ -1,0 +1,53 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <exception>
+#include <thread>
+#include <utility>
+
+namespace heddle {
+inline namespace v0 {
+namespace detail {
+
+// Work on a thread of its own, one piece after the other.
+class background {
+ public:
+  background() = default;
+  background(const background&) = delete;
+  background& operator=(const background&) = delete;
+  ~background() {
+    if (thread_.joinable()) thread_.join();
+  }
+  // Whether something was begun and isn't finished by `finish`.
+  bool busy() const noexcept { return thread_.joinable(); }
+  // Whether finish() will not wait.
+  bool ready() const noexcept { return ready_; }
+  template <class Function> void start(Function f) {
+    ready_ = false;
+    error_ = nullptr;
+    thread_ = std::thread([this, f = std::move(f)]() mutable {
+      try {
+        f();
+      } catch (...) {
+        error_ = std::current_exception();
+      }
+      ready_ = true;
+    });
+  }
+  // Waits until it is done. Throws what it has thrown.
+  void finish() {
+    thread_.join();
+    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  }
+
+ private:
+  std::thread thread_;
+  std::atomic<bool> ready_{false};
+  std::exception_ptr error_;
+};
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace heddle

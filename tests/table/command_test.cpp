@@ -1,0 +1,636 @@
+// SPDX-FileCopyrightText: The Heddle authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a sharded_table has besides pull, read and push: against a sparse_table in one process that is told the same.
+
+#include <heddle/comm/lossy.hpp>
+#include <heddle/comm/threads_messenger.hpp>
+#include <heddle/table/sharded_table.hpp>
+#include <heddle/table/table_server.hpp>
+
+#include "catch.hpp"
+#include "folder.hpp"
+#include "rank_check.hpp"
+
+#include <algorithm>
+#include <fstream>
+#include <functional>
+#include <future>
+#include <iterator>
+#include <map>
+#include <type_traits>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+namespace hd = heddle;
+
+namespace {
+using namespace std::chrono_literals;
+constexpr std::size_t dim = 4;
+using keys_type = std::vector<std::uint64_t>;
+using floats = std::vector<float>;
+template <class Eviction, class Weight = float>
+using table_of = hd::sparse_table<std::uint64_t, hd::row<dim, Weight>, hd::rule::adagrad, hd::initial::uniform,
+                                  hd::admit::always, Eviction>;
+using table_type = table_of<hd::evict::ttl>;
+using wire = hd::lossy<hd::threads::messenger>;
+using client = hd::sharded_table<table_type, wire>;
+
+template <class Table> typename Table::settings how() {
+  typename Table::settings s{.seed = 5, .shard_bits = 4};
+  s.eviction.ticks = 2;
+  return s;
+}
+hd::messenger_options quick() {
+  hd::messenger_options o;
+  o.beat = 20ms;
+  o.silence = 600ms;
+  o.patience = 5s;
+  return o;
+}
+hd::worker_options worker(int servers) {
+  hd::worker_options o;
+  o.servers = servers;
+  o.retry = 10ms;
+  o.patience = 20s;
+  return o;
+}
+const hd::losses none{};
+const hd::losses bad{.drop = 0.15, .duplicate = 0.15, .reorder = 0.15, .delay = 0.1, .longest = 5ms};
+
+// Servers, each of which may be killed, whereupon it starts again from its save; and what their tables are in the end.
+template <class Table> class servers {
+ public:
+  servers(hd::threads::meeting_place place, hd::server_options o, hd::losses losses = {})
+      : place_(std::move(place)), options_(std::move(o)), losses_(losses), lives_(static_cast<std::size_t>(o.servers)) {
+    for (int r = 0; r < options_.servers; ++r) threads_.emplace_back([this, r] { live(r); });
+  }
+  ~servers() { stop(); }
+  // Ends them; the sum of their tables.
+  std::uint64_t stop() {
+    stops_ = true;
+    for (auto& t : threads_) t.join();
+    threads_.clear();
+    for (const std::string& e : errors_) UNSCOPED_INFO(e);
+    CHECK(errors_.empty());
+    return checksum_;
+  }
+  void kill(int r) {
+    const int before = lives_[static_cast<std::size_t>(r)];
+    dies_ = r;
+    while (lives_[static_cast<std::size_t>(r)] == before) std::this_thread::sleep_for(1ms);
+  }
+  std::string path(int r) const { return options_.path.empty() ? "" : options_.path + std::to_string(r); }
+
+ private:
+  void live(int r) {
+    try {
+      while (!stops_) {
+        hd::threads::messenger inner(quick(), place_, r);
+        hd::losses mine = losses_;
+        mine.seed += static_cast<std::uint64_t>(r);
+        wire m(inner, mine);
+        Table part(hd::settings_of_server(how<Table>(), r, options_.servers));
+        hd::server_options o = options_;
+        o.path = path(r);
+        hd::table_server s(part, m, o);
+        ++lives_[static_cast<std::size_t>(r)];
+        while (!stops_ && dies_ != r) s.serve(1ms);
+        if (stops_) {
+          const std::lock_guard lock(mutex_);
+          checksum_ += part.checksum();
+        } else {
+          place_.kill(r);  // cut off, whatever it was about to say; its table is gone
+          dies_ = -1;
+        }
+      }
+    } catch (const std::exception& e) {
+      const std::lock_guard lock(mutex_);
+      errors_.push_back(std::to_string(r) + ": " + e.what());
+    }
+  }
+  hd::threads::meeting_place place_;
+  hd::server_options options_;
+  hd::losses losses_;
+  std::vector<std::atomic<int>> lives_;
+  std::atomic<int> dies_{-1};
+  std::atomic<bool> stops_{false};
+  std::mutex mutex_;
+  std::uint64_t checksum_ = 0;
+  std::vector<std::string> errors_;
+  std::vector<std::thread> threads_;
+};
+
+// Workers, a thread each; what they have thrown.
+template <class Table = table_type>
+std::vector<std::string> work(const hd::threads::meeting_place& place, int servers, int workers, hd::losses losses,
+                              const std::type_identity_t<std::function<void(int, hd::sharded_table<Table, wire>&)>>& f,
+                              hd::worker_options o = {}) {
+  std::vector<std::string> errors(static_cast<std::size_t>(workers));
+  if (o.servers != servers || o.retry != 10ms) o = worker(servers);
+  std::vector<std::thread> threads;
+  for (int w = 0; w < workers; ++w) {
+    threads.emplace_back([&, w] {
+      try {
+        hd::threads::messenger inner(quick(), place, servers + w);
+        hd::losses mine = losses;
+        mine.seed += static_cast<std::uint64_t>(100 + w);
+        wire m(inner, mine);
+        hd::sharded_table<Table, wire> c(how<Table>(), m, o);
+        f(w, c);
+      } catch (const std::exception& e) {
+        errors[static_cast<std::size_t>(w)] = e.what();
+      }
+    });
+  }
+  for (auto& t : threads) t.join();
+  std::erase(errors, "");
+  return errors;
+}
+
+// What a worker does in a step: one change, of one kind or another.
+enum class act { push, erase, advance, evict, nothing };
+act act_of(int w, int step) {
+  constexpr act all[] = {act::push,  act::push,    act::push,    act::push,  act::erase,
+                         act::evict, act::advance, act::advance, act::evict, act::nothing};
+  return all[hd::philox(3, static_cast<std::uint64_t>(w * 1000 + step), 0).word[0] % 10];
+}
+keys_type keys_of(int w, int step, std::size_t n = 40) {
+  keys_type k(n);
+  for (std::size_t i = 0; i < n; ++i)
+    k[i] = hd::philox(1, static_cast<std::uint64_t>(w * 1000 + step), i).word[0] % 300;
+  return k;
+}
+floats gradients_of(int w, int step, const floats& rows) {
+  floats g(rows);
+  for (std::size_t i = 0; i < g.size(); ++i)
+    g[i] += hd::random_uniform(2, static_cast<std::uint64_t>(w * 1000 + step), i) - 0.5f;
+  return g;
+}
+// What a worker has been told: by erase and evict, of each step; by size and checksum, at each step that begins.
+struct history {
+  std::vector<keys_type> gone;  // sorted; of an erase their number
+  keys_type sizes, sums;
+  bool operator==(const history&) const = default;
+};
+template <class Table> void take(Table& t, act a, int w, int step, const floats& rows, history& h) {
+  keys_type gone;
+  if (a == act::push) t.push(keys_of(w, step), gradients_of(w, step, rows), {.lr = 0.1f});
+  if (a == act::erase) gone.push_back(t.erase(keys_of(w + 50, step, 60)));
+  if (a == act::advance) t.advance();
+  if (a == act::evict) {
+    const auto all = t.evict();
+    gone.assign(all.begin(), all.end());
+  }
+  if (a == act::nothing) t.push({}, {});
+  std::sort(gone.begin(), gone.end());
+  h.gone.push_back(gone);
+}
+template <class Table> void look(Table& t, int step, history& h) {
+  if (step % 4 != 3) return;
+  h.sizes.push_back(t.size());
+  h.sums.push_back(t.checksum());
+}
+
+// The oracle: each step everybody reads, then acts in order.
+template <class Table> std::vector<history> alone(Table& t, int workers, int steps) {
+  std::vector<history> all(static_cast<std::size_t>(workers));
+  for (int s = 0; s < steps; ++s) {
+    std::vector<floats> rows;
+    for (int w = 0; w < workers; ++w) {
+      rows.emplace_back(keys_of(w, s).size() * dim);
+      t.preview(keys_of(w, s), rows.back());
+      look(t, s, all[static_cast<std::size_t>(w)]);
+    }
+    for (int w = 0; w < workers; ++w)
+      take(t, act_of(w, s), w, s, rows[static_cast<std::size_t>(w)], all[static_cast<std::size_t>(w)]);
+  }
+  return all;
+}
+template <class Client> history together(Client& c, int w, int steps, const std::function<void(int)>& before = {}) {
+  history h;
+  for (int s = 0; s < steps; ++s) {
+    if (before) before(s);
+    floats rows(keys_of(w, s).size() * dim);
+    c.pull(keys_of(w, s), rows);
+    look(c, s, h);
+    take(c, act_of(w, s), w, s, rows, h);
+  }
+  return h;
+}
+
+template <class Table>
+void same_as_alone(int server_count, int workers, int steps, const hd::losses& losses, bool ordered) {
+  Table oracle(how<Table>());
+  const std::vector<history> expected = alone(oracle, workers, steps);
+  std::size_t went = 0;
+  for (const history& h : expected)
+    for (const keys_type& k : h.gone) went += k.size();
+  REQUIRE(went > 20);  // or it shows nothing
+  const hd::threads::meeting_place place(server_count + workers);
+  servers<Table> s(place,
+                   {.servers = server_count,
+                    .workers = workers,
+                    .staleness = ordered ? 0 : hd::server_options::unbounded,
+                    .ordered = ordered},
+                   losses);
+  std::vector<history> got(static_cast<std::size_t>(workers));
+  const auto errors = work<Table>(place, server_count, workers, losses, [&](int w, auto& c) {
+    got[static_cast<std::size_t>(w)] = together(c, w, steps);
+    RANK_CHECK(c.unreported() == 0);
+    c.finish();
+  });
+  CHECK(errors == std::vector<std::string>{});
+  CHECK(s.stop() == oracle.checksum());
+  for (std::size_t w = 0; w < got.size(); ++w) {
+    CHECK(got[w].gone == expected[w].gone);
+    CHECK(got[w].sizes == expected[w].sizes);
+    CHECK(got[w].sums == expected[w].sums);
+  }
+}
+
+struct seen_row {
+  floats weights;
+  std::vector<std::byte> state;
+  bool operator==(const seen_row&) const = default;
+};
+template <class Table> std::map<std::uint64_t, seen_row> rows_of(Table& t) {
+  std::map<std::uint64_t, seen_row> all;
+  std::size_t n = 0;
+  t.for_each([&](const auto& r) {
+    all[r.key] = {floats(r.weights.begin(), r.weights.end()), {r.state.begin(), r.state.end()}};
+    ++n;
+  });
+  return n == all.size() ? all : std::map<std::uint64_t, seen_row>{};
+}
+std::vector<std::string> lines_of(const std::vector<std::string>& files) {
+  std::vector<std::string> all;
+  for (const std::string& name : files) {
+    std::ifstream in(name);
+    for (std::string line; std::getline(in, line);) all.push_back(line);
+  }
+  std::sort(all.begin(), all.end());
+  return all;
+}
+}  // namespace
+
+TEST_CASE("erase, advance and evict over servers are those of one table, to the bit in synchronous mode") {
+  for (const auto& [s, w] : {std::pair{1, 1}, {1, 3}, {3, 2}}) {
+    INFO(s << " servers, " << w << " workers");
+    same_as_alone<table_type>(s, w, 40, none, true);
+  }
+  same_as_alone<table_type>(3, 1, 40, none, false);
+  same_as_alone<table_of<hd::evict::score>>(2, 2, 40, none, true);
+  same_as_alone<table_of<hd::evict::ttl, hd::bfloat16>>(2, 2, 40, none, true);
+}
+
+TEST_CASE("erase, advance and evict take effect once, and say what they did, whatever is lost or repeated") {
+  for (const std::uint64_t seed : {1, 2, 3}) {
+    hd::losses l = bad;
+    l.seed = 1000 * seed;
+    same_as_alone<table_type>(2, 2, 30, l, true);
+    same_as_alone<table_type>(3, 1, 30, l, false);
+  }
+}
+
+TEST_CASE("servers killed in the middle of erase, advance and evict leave the same table") {
+  constexpr int steps = 40;
+  table_type oracle(how<table_type>());
+  const std::vector<history> expected = alone(oracle, 2, steps);
+  for (const std::uint64_t seed : {0, 1, 2, 3}) {
+    INFO("seed " << seed);
+    const folder dir;
+    const hd::threads::meeting_place place(4);
+    hd::losses l = seed % 2 ? bad : none;
+    l.seed = 50 * seed;
+    servers<table_type> s(
+        place, {.servers = 2, .workers = 2, .staleness = 0, .ordered = true, .path = dir / "s", .save_every = 3 + seed},
+        l);
+    std::vector<history> got(2);
+    std::uint64_t unreported[2] = {0, 0};
+    std::atomic<int> kills{0};
+    std::atomic<int> at{0};
+    std::thread killer([&] {
+      for (int n = 0; n < 5; ++n) {
+        const auto dice = hd::philox(11, seed, static_cast<std::uint64_t>(n));
+        while (at < 7 * n + static_cast<int>(dice.word[0] % 5)) std::this_thread::sleep_for(200us);
+        s.kill(static_cast<int>(dice.word[1] % 2));
+        ++kills;
+      }
+    });
+    const auto errors = work(place, 2, 2, l, [&](int w, client& c) {
+      got[static_cast<std::size_t>(w)] = together(c, w, steps, [&](int step) {
+        if (w == 0) at = step;
+      });
+      while (kills < 5) std::this_thread::sleep_for(1ms);
+      c.finish();
+      unreported[w] = c.unreported();
+    });
+    killer.join();
+    CHECK(errors == std::vector<std::string>{});
+    CHECK(s.stop() == oracle.checksum());
+    for (std::size_t w = 0; w < 2; ++w) {
+      CHECK(got[w].sizes == expected[w].sizes);
+      CHECK(got[w].sums == expected[w].sums);
+      REQUIRE(got[w].gone.size() == expected[w].gone.size());
+      std::uint64_t different = 0;
+      for (std::size_t i = 0; i < got[w].gone.size(); ++i) different += got[w].gone[i] != expected[w].gone[i];
+      CHECK(different <= unreported[w]);
+    }
+  }
+}
+
+namespace {
+// What comes through a pipe. Whoever opens one to write waits for its reader, who takes its name away.
+std::string drained(const std::string& pipe) {
+  const int f = ::open(pipe.c_str(), O_RDONLY);
+  ::unlink(pipe.c_str());
+  std::string all;
+  char buffer[4096];
+  for (ssize_t n; (n = ::read(f, buffer, sizeof buffer)) > 0;) all.append(buffer, static_cast<std::size_t>(n));
+  ::close(f);
+  return all;
+}
+}  // namespace
+
+TEST_CASE("a save whose shards are of different moments is made up for, each change in each shard once") {
+  constexpr int steps = 30, begun = 10, caught = 18;
+  table_type oracle(how<table_type>());
+  const std::vector<history> expected = alone(oracle, 2, steps);
+  std::map<act, int> between;
+  for (int s = begun; s < caught; ++s)
+    for (const int w : {0, 1}) ++between[act_of(w, s)];
+  REQUIRE((between[act::push] > 2 && between[act::evict] > 1 && between[act::advance] > 1 && between[act::erase] > 0));
+  const folder dir;
+  const std::string path = dir / "s", pipe = path + ".tmp";
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  hd::threads::meeting_place place(3);
+  std::atomic<int> at[2] = {0, 0};
+  std::atomic<bool> failed{false}, dies{false}, again{false}, stops{false};
+  std::uint64_t sum = 0;
+  std::thread server([&] {
+    for (const std::uint64_t save_every : {2 * begun, 0}) {
+      while (save_every == 0 && !again) std::this_thread::sleep_for(1ms);
+      hd::threads::messenger m(quick(), place, 0);
+      table_type part(how<table_type>());
+      hd::table_server s(part, m,
+                         {.workers = 2, .staleness = 0, .ordered = true, .path = path, .save_every = save_every});
+      while (save_every == 0 ? !stops : !dies) {
+        try {
+          s.serve(1ms);
+        } catch (const hd::file_error&) {  // a pipe can't be synchronised
+          failed = true;
+        }
+      }
+      sum = part.checksum();
+      if (save_every != 0) place.kill(0);
+    }
+  });
+  std::vector<history> got(2);
+  std::thread killer([&] {
+    while (at[0] < caught || at[1] < caught) std::this_thread::sleep_for(1ms);
+    const std::string file = drained(pipe);
+    while (!failed) std::this_thread::sleep_for(1ms);
+    dies = true;
+    std::ofstream(path, std::ios::binary).write(file.data(), static_cast<std::streamsize>(file.size()));
+    again = true;
+  });
+  const auto errors = work(place, 1, 2, none, [&](int w, client& c) {
+    got[static_cast<std::size_t>(w)] = together(c, w, steps, [&](int step) {
+      at[w] = step;
+      while (step == caught && !again) std::this_thread::sleep_for(1ms);
+    });
+    c.finish();
+  });
+  killer.join();
+  stops = true;
+  server.join();
+  CHECK(errors == std::vector<std::string>{});
+  CHECK(sum == oracle.checksum());
+  CHECK(got == expected);  // what the first life has said is said
+}
+
+TEST_CASE("rows are visited, counted and summed over all servers") {
+  const hd::threads::meeting_place place(5);
+  servers<table_type> s(place, {.servers = 3, .workers = 2}, bad);
+  table_type oracle(how<table_type>());
+  for (int step = 0; step < 5; ++step)
+    oracle.push(keys_of(0, step), floats(40 * dim, 0.25f + static_cast<float>(step)), {.lr = 0.1f});
+  const auto errors = work(place, 3, 1, bad, [&](int, client& c) {
+    RANK_CHECK(c.size() == 0);
+    RANK_CHECK(rows_of(c).empty());
+    for (int step = 0; step < 5; ++step)
+      c.push(keys_of(0, step), floats(40 * dim, 0.25f + static_cast<float>(step)), {.lr = 0.1f});
+    RANK_CHECK(c.size() == oracle.size());
+    RANK_CHECK(c.checksum() == oracle.checksum());
+    RANK_CHECK(rows_of(c) == rows_of(oracle));
+    RANK_CHECK(c.bytes() > c.size() * table_type::record_bytes);
+    std::size_t visited = 0;
+    c.for_each([&](const table_type::row_view& r) {  // may call the table
+      if (++visited <= 3) RANK_CHECK(c.erase(keys_type{r.key, r.key}) == 1);
+    });
+    RANK_CHECK(c.size() == oracle.size() - 3);
+    RANK_CHECK(c.erase({}) == 0);
+    RANK_CHECK(c.erase(keys_type{1'000'000}) == 0);
+    c.finish();
+  });
+  CHECK(errors == std::vector<std::string>{});
+  s.stop();
+}
+
+TEST_CASE("an erased row isn't read from the cache") {
+  const hd::threads::meeting_place place(2);
+  servers<table_type> s(place, {});
+  hd::worker_options o = worker(1);
+  o.cached_rows = 64;
+  o.cached_for = 100;
+  const auto errors = work(
+      place, 1, 1, none,
+      [&](int, client& c) {
+        floats first(dim), now(dim);
+        c.pull(keys_type{7}, first);
+        c.push(keys_type{7}, floats(dim, 1.0f), {.lr = 0.1f});
+        c.pull(keys_type{7}, now);
+        RANK_CHECK(now == first);  // as old as the cache may be
+        RANK_CHECK(c.erase(keys_type{7}) == 1);
+        c.push(keys_type{7}, floats(dim, 0.0f), {.lr = 0.1f});
+        c.pull(keys_type{7}, now);
+        RANK_CHECK(now == first);
+        c.push(keys_type{7}, floats(dim, 1.0f), {.lr = 0.1f});
+        c.advance();
+        c.pull(keys_type{7}, now);
+        RANK_CHECK(now != first);
+        c.finish();
+      },
+      o);
+  CHECK(errors == std::vector<std::string>{});
+  s.stop();
+}
+
+TEST_CASE("files of servers are loaded on any number of them: full, deltas, serving, text") {
+  for (const bool loses : {false, true}) {
+    const folder dir;
+    const hd::threads::meeting_place place(4);
+    hd::losses l = loses ? bad : none;
+    servers<table_type> s(place, {.servers = 2, .workers = 2, .path = dir / "own", .save_every = 4}, l);
+    std::atomic<bool> saved{false};
+    std::uint64_t sum = 0, size = 0;
+    std::map<std::uint64_t, seen_row> rows;
+    const auto errors = work(place, 2, 2, l, [&](int w, client& c) {
+      if (w == 1) {  // trains until all but the last is written
+        for (int step = 0; !saved; ++step) {
+          c.push(keys_of(1, step), floats(40 * dim, 0.5f), {.lr = 0.1f});
+          if (step % 16 == 3) c.erase(keys_of(1, step, 10));
+          c.flush();
+        }
+        c.finish();
+        saved = false;
+        return;
+      }
+      for (int step = 0; step < 5; ++step) c.push(keys_of(0, step), floats(40 * dim, 1.0f), {.lr = 0.1f});
+      c.save(dir / "day");
+      for (int n = 1; n <= 3; ++n) {
+        c.push(keys_of(0, 10 + n), floats(40 * dim, 1.0f), {.lr = 0.1f});
+        c.erase(keys_of(0, n, 10));
+        c.save();  // the servers' own, which is in no delta's way
+        if (n == 3) {
+          saved = true;
+          while (saved) std::this_thread::sleep_for(1ms);
+        }
+        c.save_delta(dir / ("day." + std::to_string(n)));
+      }
+      c.save_serving<hd::scaled_int8>(dir / "served8");
+      c.save_serving(dir / "served");
+      c.export_text(dir / "text");
+      sum = c.checksum();
+      size = c.size();
+      rows = rows_of(c);
+      c.finish();
+    });
+    CHECK(errors == std::vector<std::string>{});
+    CHECK(s.stop() == sum);
+    REQUIRE(rows.size() == size);
+    for (const int n : {1, 2, 5}) {
+      std::uint64_t loaded = 0;
+      std::size_t served = 0, served8 = 0;
+      for (int r = 0; r < n; ++r) {
+        table_type mine(hd::settings_of_server(how<table_type>(), r, n));
+        mine.load(hd::files_of_servers(dir / "day", 2));
+        for (const char* delta : {"day.1", "day.2", "day.3"})
+          for (const std::string& file : hd::files_of_servers(dir / delta, 2)) mine.load_delta(file);
+        CHECK_THROWS_AS(mine.load_delta(hd::files_of_servers(dir / "day.1", 2)[0]), hd::file_error);
+        loaded += mine.checksum();
+        const auto weights = [&]<class Weight>(Weight, const char* name, std::size_t& count, float part) {
+          hd::sparse_table<std::uint64_t, hd::row<dim, Weight>, hd::rule::frozen> t(
+              hd::settings_of_server(typename decltype(t)::settings{.shard_bits = 4}, r, n));
+          t.load(hd::files_of_servers(dir / name, 2));
+          count += t.size();
+          for (const auto& [key, row] : rows_of(t)) {
+            float largest = 0.0f;
+            for (const float x : rows[key].weights) largest = std::max(largest, std::abs(x));
+            for (std::size_t i = 0; i < dim; ++i)
+              if (!(std::abs(row.weights[i] - rows[key].weights[i]) <= part * largest)) FAIL("key " << key);
+          }
+        };
+        weights(float{}, "served", served, 0.0f);
+        weights(hd::scaled_int8{}, "served8", served8, 1.01f / 254);
+      }
+      CHECK(loaded == sum);
+      CHECK(served == size);
+      CHECK(served8 == size);
+    }
+    table_type whole(how<table_type>());
+    whole.load(hd::files_of_servers(dir / "day", 2));
+    for (const char* delta : {"day.1", "day.2", "day.3"})
+      for (const std::string& file : hd::files_of_servers(dir / delta, 2)) whole.load_delta(file);
+    whole.export_text(dir / "whole");
+    CHECK(lines_of(hd::files_of_servers(dir / "text", 2)) == lines_of({dir / "whole"}));
+    // A file that is one server's isn't loaded for the whole, nor a delta on another file.
+    CHECK_THROWS_AS(table_type(how<table_type>()).load(hd::files_of_servers(dir / "day", 2)[1]), hd::file_error);
+    table_type other(hd::settings_of_server(how<table_type>(), 0, 2));
+    other.load(dir / "own0");
+    CHECK_THROWS_AS(other.load_delta(dir / "day.1-0"), hd::file_error);
+  }
+}
+
+TEST_CASE("a file that can't be written fails the call alone") {
+  const folder dir;
+  const hd::threads::meeting_place place(3);
+  servers<table_type> s(place, {.servers = 2, .path = dir / "own"});
+  const auto errors = work(place, 2, 1, none, [&](int, client& c) {
+    c.push(keys_of(0, 0), floats(40 * dim, 1.0f), {.lr = 0.1f});
+    RANK_CHECK_THROWS_AS(c.save_delta(dir / "d"), hd::argument_error);  // of what?
+    RANK_CHECK_THROWS_AS(c.save(dir / "nowhere/f"), hd::file_error);
+    RANK_CHECK_THROWS_AS(c.export_text(dir / "nowhere/f"), hd::file_error);
+    RANK_CHECK_THROWS_AS(c.save_serving<hd::float16>(dir / "nowhere/f"), hd::file_error);
+    RANK_CHECK_THROWS_AS(c.save_delta(dir / "d"), hd::argument_error);
+    c.save(dir / "f");
+    c.save_delta(dir / "f.1");
+    const std::size_t size = c.size();
+    c.save();
+    s.kill(0);
+    RANK_CHECK_THROWS_AS(c.save_delta(dir / "f.2"), hd::argument_error);  // a new life knows of no file
+    RANK_CHECK(c.size() == size);
+    c.save(dir / "g");
+    c.save_delta(dir / "g.1");
+    c.finish();
+  });
+  CHECK(errors == std::vector<std::string>{});
+  s.stop();
+
+  using plain = hd::sparse_table<std::uint64_t, hd::row<dim>, hd::rule::adagrad, hd::initial::uniform,
+                                 hd::admit::always, hd::evict::ttl, hd::guard::reject, hd::changes::untracked>;
+  const hd::threads::meeting_place where(2);
+  servers<plain> t(where, {});
+  CHECK(work<plain>(where, 1, 1, none, [&](int, auto& c) {
+          c.push(keys_of(0, 0), floats(40 * dim, 1.0f), {.lr = 0.1f});
+          c.save(dir / "p");
+          RANK_CHECK_THROWS_AS(c.save_delta(dir / "p.1"), hd::argument_error);
+          c.finish();
+        }).empty());
+  t.stop();
+}
+
+TEST_CASE("a server works while it writes a file, however long that takes") {
+  const folder dir;
+  for (const bool own : {true, false}) {
+    INFO("own " << own);
+    const std::string pipe = dir / (own ? "own0.tmp" : "f-0.tmp");
+    REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+    const hd::threads::meeting_place place(3);
+    servers<table_type> s(place, {.workers = 2, .path = own ? dir / "own" : std::string()});
+    std::atomic<bool> wrote{false};
+    hd::worker_options o = worker(1);
+    o.patience = 2s;
+    std::atomic<int> served{0};
+    const auto errors = work(
+        place, 1, 2, none,
+        [&](int w, client& c) {
+          if (w == 0) {
+            c.push(keys_of(0, 0), floats(40 * dim, 1.0f), {.lr = 0.1f});
+            try {  // a pipe can't be synchronised, so it fails in the end
+              own ? c.save() : c.save(dir / "f");
+            } catch (const hd::error&) {
+            }
+            wrote = true;
+            if (!own) RANK_CHECK(c.size() > 0);
+            return;
+          }
+          const auto start = std::chrono::steady_clock::now();
+          floats rows(40 * dim);
+          for (int step = 0; std::chrono::steady_clock::now() - start < 3500ms; ++step, ++served) {
+            c.push(keys_of(1, step), floats(40 * dim, 1.0f), {.lr = 0.1f});
+            c.pull(keys_of(1, step), rows);
+            std::this_thread::sleep_for(1ms);
+          }
+          RANK_CHECK(!wrote);
+          drained(pipe);
+          while (!wrote) std::this_thread::sleep_for(1ms);
+        },
+        o);
+    CHECK(errors == std::vector<std::string>{});
+    CHECK(served > 100);
+    s.stop();
+  }
+}
