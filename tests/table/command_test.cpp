@@ -411,6 +411,77 @@ TEST_CASE("a save whose shards are of different moments is made up for, each cha
   CHECK(got == expected);  // what the first life has said is said
 }
 
+namespace {
+// Admits all; a save stops at the last shard until it may go on.
+struct slow_save {
+  inline static std::atomic<int> shards_left{-1};  // above 0: shards until then; 0: it waits
+  struct state : hd::detail::no_admission_state {
+    template <class Out> void save(Out&) const {
+      if (shards_left > 0) --shards_left;
+      while (shards_left == 0) std::this_thread::sleep_for(1ms);
+    }
+  };
+  bool admit(state&, std::uint64_t, const hd::sighting&, const hd::admission_context&) const { return true; }
+  bool admits_unseen(std::uint64_t, std::uint64_t) const { return true; }
+  std::string name() const { return "slow_save"; }
+};
+}  // namespace
+
+TEST_CASE("what is pushed while a server saves is in its worker's log until the next save") {
+  using slow = hd::sparse_table<std::uint64_t, hd::row<dim>, hd::rule::adagrad, hd::initial::uniform, slow_save>;
+  const slow::settings settings{.seed = 5, .shard_bits = 4};
+  slow oracle(settings);
+  const auto push = [](auto& t, int step) {
+    keys_type keys = keys_of(0, step);
+    std::erase_if(keys, [](std::uint64_t k) { return hd::detail::shard_of(hd::detail::mix(k), 4) == 15; });
+    t.push(keys, floats(keys.size() * dim, 1.0f), {.lr = 0.1f});
+  };
+  for (int step = 0; step < 17; ++step) push(oracle, step);
+  const folder dir;
+  const std::string path = dir / "s";
+  hd::threads::meeting_place place(2);
+  slow_save::shards_left = 16;
+  std::atomic<bool> dies{false}, dead{false}, stops{false};
+  std::uint64_t sum = 0;
+  std::thread server([&] {
+    for (const std::uint64_t save_every : {10, 0}) {
+      hd::threads::messenger m(quick(), place, 0);
+      slow part(settings);
+      hd::table_server s(part, m, {.path = path, .save_every = save_every});
+      while (save_every == 0 ? !stops : !dies) s.serve(1ms);
+      sum = part.checksum();
+      if (save_every != 0) place.kill(0);
+      dead = true;
+    }
+  });
+  std::string error;
+  try {
+    hd::threads::messenger m(quick(), place, 1);
+    hd::sharded_table<slow, hd::threads::messenger> c(settings, m, worker(1));
+    for (int step = 0; step < 10; ++step) push(c, step);
+    while (slow_save::shards_left != 0) std::this_thread::sleep_for(1ms);
+    for (int step = 10; step < 15; ++step) push(c, step);
+    CHECK(c.erase(keys_type{1'000'000'007}) == 0);
+    slow_save::shards_left = -1;
+    while (::access(path.c_str(), F_OK) != 0) std::this_thread::sleep_for(1ms);
+    std::this_thread::sleep_for(50ms);  // until the server has noticed
+    push(c, 15);
+    c.flush();  // now it knows what is saved
+    dies = true;
+    while (!dead) std::this_thread::sleep_for(1ms);
+    push(c, 16);
+    c.finish();
+  } catch (const std::exception& e) {
+    error = e.what();
+    slow_save::shards_left = -1;
+    dies = true;
+  }
+  stops = true;
+  server.join();
+  CHECK(error == "");
+  CHECK(sum == oracle.checksum());
+}
+
 TEST_CASE("rows are visited, counted and summed over all servers") {
   const hd::threads::meeting_place place(5);
   servers<table_type> s(place, {.servers = 3, .workers = 2}, bad);
