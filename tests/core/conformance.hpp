@@ -42,6 +42,18 @@ struct affine_of {
 struct compose {
   HEDDLE_HD affine operator()(affine f, affine g) const { return {f.a * g.a, g.a * f.b + g.b}; }
 };
+struct segment_begins {
+  const std::size_t* at;
+  HEDDLE_HD std::size_t operator()(std::size_t s) const { return at[s]; }
+};
+struct weighted_by_segment {
+  const std::uint64_t* from;
+  HEDDLE_HD std::uint64_t operator()(std::size_t s, std::size_t i) const { return (s + 1) * from[i]; }
+};
+struct store_segment {
+  std::uint64_t* to;
+  HEDDLE_HD void operator()(std::size_t s, std::uint64_t sum) const { to[s] = sum; }
+};
 struct keep_some {
   const std::uint64_t* from;
   std::uint64_t modulus, rest;  // modulus 1, rest 0 keeps everything; rest 1 nothing
@@ -165,6 +177,29 @@ template <class Backend> void check_reduce_and_scan(std::size_t n, typename Back
   f.require(m.out == 0, "transform_reduce and scan give back temporary memory");
 }
 
+/// Segments of many sizes, empty ones at both ends and between.
+template <class Backend> void check_segments(std::size_t n, typename Backend::queue q, failures& f) {
+  counting_memory<Backend> m;
+  const auto v = random_words<Backend>(n, n + 3);
+  std::vector<std::size_t> at{0, 0};
+  const std::size_t cuts[] = {n / 1000, n / 1000, n / 100, n / 10, n / 9, n / 3, n / 3, n, n};
+  for (const std::size_t cut : cuts) at.push_back(cut);
+  const std::size_t segments = at.size() - 1;
+  array<Backend, std::uint64_t> in(q, v), sum(q, segments);
+  array<Backend, std::size_t> begins(q, at);
+  Backend::reduce_segments(segments, n, segment_begins{begins.data()}, std::uint64_t{0}, plus_u64{},
+                           weighted_by_segment{in.data()}, store_segment{sum.data()}, m, q);
+  const auto got = sum.get();
+  bool good = true;
+  for (std::size_t s = 0; s < segments; ++s) {
+    std::uint64_t want = 0;
+    for (std::size_t i = at[s]; i < at[s + 1]; ++i) want += (s + 1) * v[i];
+    good = good && got[s] == want;
+  }
+  f.require(good, "reduce_segments adds up each segment");
+  f.require(m.out == 0, "reduce_segments gives back temporary memory");
+}
+
 template <class Backend> void check_select(std::size_t n, typename Backend::queue q, failures& f) {
   counting_memory<Backend> m;
   const auto v = random_words<Backend>(n, n + 1);
@@ -239,6 +274,7 @@ template <class Backend> std::vector<std::string> backend_failures(typename Back
     f.where = "n = " + std::to_string(n);
     check_bulk<Backend>(n, q, f);
     check_reduce_and_scan<Backend>(n, q, f);
+    check_segments<Backend>(n, q, f);
     check_select<Backend>(n, q, f);
     if (n > 20000) continue;  // the expected order is computed in (choices x n) steps
     constexpr float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();

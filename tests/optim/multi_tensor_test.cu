@@ -15,6 +15,10 @@
 #include <heddle/optim/multi_tensor.hpp>
 #include <heddle/optim/sgd.hpp>
 
+#if __has_include(<emulated/control.h>)
+#include <emulated/control.h>
+#endif
+
 #include <cmath>
 #include <random>
 #include <vector>
@@ -22,8 +26,8 @@
 namespace hd = heddle;
 
 namespace {
-const std::size_t counts[] = {0, 7, 1, 0, 300, 33, 0};
-constexpr std::size_t total = 341;
+const std::size_t counts[] = {0, 7, 1, 0, 300, 33, 0, 5000};
+constexpr std::size_t total = 5341;
 
 template <class Element> std::vector<Element> numbers(unsigned seed, float scale) {
   std::mt19937 random(seed);
@@ -72,11 +76,19 @@ template <class Backend, class Rule, class Element> void check(const Rule& rule)
       update.squares(norm, memory, q);
       const float lr = step == 3 ? 0.0f : 0.01f;  // at a rate of 0 moments move, ftrl's state doesn't
       if (hd::has_layer_step<Rule>) {  // what has no memory for its norms moves nothing
-        memory.left = 1;
+        memory.left = 0;
         CHECK_THROWS_AS(update.step(lr, 1.0f / loss_scale, q), hd::memory_error);
         memory.left = 1000;
       }
+#if __has_include(<emulated/control.h>)
+      constexpr bool on_device = std::is_same_v<Backend, hd::cuda>;
+      if (on_device) emulated::fail_launch(hd::has_layer_step<Rule> ? 2 : 1);  // the next one
+#endif
       update.step(lr, 1.0f / loss_scale, q);
+#if __has_include(<emulated/control.h>)
+      if (on_device) CHECK_THROWS_AS(Backend::fill(norm, 1, 0.0, q), hd::cuda_error);
+      update.squares(norm, memory, q);
+#endif
       Backend::copy(norm, &squares, 1, q);
       q.synchronize();
       at = 0;

@@ -25,6 +25,7 @@ inline namespace v0 {
 ///                       void deallocate(queue, void*, std::size_t bytes, std::size_t alignment) noexcept; };
 ///       static void for_each(n, f, queue);                                          // f(i), any order
 ///       static void transform_reduce(n, init, reduce, transform, Value* result, resource, queue);
+///       static void reduce_segments(segments, n, begins, zero, reduce, transform, finish, resource, queue);
 ///       static void copy(const Value* from, Value* to, n, queue);
 ///       static void fill(Value* to, n, Value value, queue);
 ///       static void select(n, keep, write, std::size_t* count, resource, queue);    // write(k, i)
@@ -53,6 +54,11 @@ struct write_probe {
 };
 struct plus_probe {
   HEDDLE_HD constexpr float operator()(float a, float b) const noexcept { return a + b; }
+};
+struct segment_probe {
+  HEDDLE_HD constexpr std::size_t operator()(std::size_t segment) const noexcept { return segment; }
+  HEDDLE_HD constexpr float operator()(std::size_t, std::size_t i) const noexcept { return static_cast<float>(i); }
+  HEDDLE_HD constexpr void operator()(std::size_t, float) const noexcept {}
 };
 /// @endcond
 }  // namespace detail
@@ -103,6 +109,17 @@ concept has_transform_reduce =
       } -> std::same_as<void>;
     };
 
+/// `reduce_segments(segments, n, begins, zero, reduce, transform, finish, resource, queue)`: elements begins(s) up to
+/// begins(s + 1) of n are segment s, where begins(0) = 0 and begins(segments) = n; for each of them, finish(s, zero +
+/// transform(s, begins(s)) + ...). `zero` changes nothing; else as transform_reduce. Many segments in one launch.
+template <class Backend>
+concept has_reduce_segments = requires(std::size_t n, typename Backend::memory m, typename Backend::queue q) {
+  {
+    Backend::reduce_segments(n, n, detail::segment_probe{}, 0.0f, detail::plus_probe{}, detail::segment_probe{},
+                             detail::segment_probe{}, m, q)
+  } -> std::same_as<void>;
+};
+
 /// `copy(from, to, n, queue)`: elements that don't overlap; either side may be host memory too.
 template <class Backend>
 concept has_copy = requires(const float* from, float* to, std::size_t n, typename Backend::queue q) {
@@ -141,8 +158,8 @@ concept has_scan = requires(std::size_t n, float* to, typename Backend::memory m
 /// @brief A place to run: everything above. `heddle::host` and `heddle::cuda` are the two that come with the library.
 template <class Backend>
 concept backend = has_queue<Backend> && has_event<Backend> && has_memory<Backend> && has_for_each<Backend> &&
-                  has_transform_reduce<Backend> && has_copy<Backend> && has_fill<Backend> && has_select<Backend> &&
-                  has_sort_pairs<Backend> && has_scan<Backend>;
+                  has_transform_reduce<Backend> && has_reduce_segments<Backend> && has_copy<Backend> &&
+                  has_fill<Backend> && has_select<Backend> && has_sort_pairs<Backend> && has_scan<Backend>;
 
 }  // namespace v0
 }  // namespace heddle

@@ -5,6 +5,7 @@
 #include <heddle/core/backend.hpp>
 #include <heddle/core/cuda_queue.hpp>
 #include <heddle/core/detail/index_iterator.cuh>
+#include <heddle/core/detail/reduce_segments.cuh>
 #include <heddle/core/detail/temporary.hpp>
 #include <heddle/core/error.hpp>
 
@@ -107,6 +108,28 @@ struct cuda {
     detail::with_temporary("cuda::transform_reduce", resource, q, [&](void* temporary, std::size_t& bytes) {
       return cub::DeviceReduce::Reduce(temporary, bytes, in, result, n, reduce, init, q.stream);
     });
+  }
+
+  /// One kernel of tiles of 4096 elements; the same bits from run to run. Temporary: a Value for each tile and segment.
+  template <class Value, class Begins, class Reduce, class Transform, class Finish, class Resource>
+  static void reduce_segments(std::size_t segments, std::size_t n, Begins begins, Value zero, Reduce reduce,
+                              Transform transform, Finish finish, Resource& resource, queue q) {
+    static_assert(std::is_trivially_copyable_v<Value>, "heddle::cuda::reduce_segments: values must be trivial to copy");
+    if (segments == 0) return;
+    const std::size_t tiles = (n + detail::segment_tile - 1) / detail::segment_tile, blocks = tiles ? tiles : 1;
+    const std::size_t counters = detail::padded(segments * sizeof(unsigned));
+    const detail::temporary block(resource, q, counters + (tiles + segments) * sizeof(Value));
+    auto* const done = reinterpret_cast<unsigned*>(block.data());
+    detail::check_cuda("cuda::reduce_segments", cudaMemsetAsync(done, 0, segments * sizeof(unsigned), q.stream));
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(blocks < 65536 ? blocks : 65536));
+    config.blockDim = dim3(detail::segment_threads);
+    config.stream = q.stream;
+    detail::check_cuda(
+        "cuda::reduce_segments",
+        cudaLaunchKernelEx(&config, detail::reduce_segments_kernel<Value, Begins, Reduce, Transform, Finish>, segments,
+                           n, begins, zero, reduce, transform, finish,
+                           reinterpret_cast<Value*>(block.data() + counters), done));
   }
 
   /// cudaMemcpyAsync in the direction that the addresses tell; pageable host memory makes it block as CUDA says.

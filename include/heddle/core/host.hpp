@@ -77,6 +77,17 @@ struct host {
     *result = init;
   }
 
+  /// finish(s, what segment s gives from left to right), segment by segment.
+  template <class Value, class Begins, class Reduce, class Transform, class Finish, class Resource>
+  static void reduce_segments(std::size_t segments, std::size_t, Begins begins, Value zero, Reduce reduce,
+                              Transform transform, Finish finish, Resource&, queue) {
+    for (std::size_t s = 0; s < segments; ++s) {
+      Value all = zero;
+      for (std::size_t i = begins(s); i < begins(s + 1); ++i) all = reduce(all, static_cast<Value>(transform(s, i)));
+      finish(s, all);
+    }
+  }
+
   /// Copies n elements. Throws argument_error on null with n > 0.
   template <class Value> static void copy(const Value* from, Value* to, std::size_t n, queue) {
     static_assert(std::is_trivially_copyable_v<Value>, "heddle::host::copy: elements must be trivially copyable");

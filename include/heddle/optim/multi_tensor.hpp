@@ -36,8 +36,7 @@ template <class Item> struct update_row {  // of the table in device memory; the
 };
 
 // Which tensor element i is of: the last row that begins at or before it and isn't empty.
-template <class Item>
-HEDDLE_HD std::size_t find_row(const update_row<Item>* rows, std::size_t tensors, std::size_t i) {
+template <class Item> HEDDLE_HD std::size_t find_row(const update_row<Item>* rows, std::size_t tensors, std::size_t i) {
   std::size_t low = 0, high = tensors;
   while (high - low > 1) {
     const std::size_t middle = (low + high) / 2;
@@ -65,7 +64,10 @@ template <class Step, class Item, int Slots> struct update_table {
     return s;
   }
   template <class Function> HEDDLE_HD void with(std::size_t i, bool moves, const Function& f) const {
-    const std::size_t tensor = find_row(rows, tensors, i);
+    of_tensor(find_row(rows, tensors, i), i, moves, f);
+  }
+  template <class Function>
+  HEDDLE_HD void of_tensor(std::size_t tensor, std::size_t i, bool moves, const Function& f) const {
     const update_row<Item>& row = rows[tensor];
     const Step s = step_of(tensor);
     const std::size_t at = i - row.begin;
@@ -113,37 +115,41 @@ template <class Step, class Item, int Slots> struct square_one {
     }
   };
   update_table<Step, Item, Slots> table;
-  std::size_t begin;
-  HEDDLE_HD layer_squares operator()(std::size_t i) const {
+  HEDDLE_HD layer_squares operator()(std::size_t tensor, std::size_t i) const {
     layer_squares s{};
-    table.with(begin + i, false, look{&s});
+    table.of_tensor(tensor, i, false, look{&s});
     return s;
   }
 };
-template <class Step, class Item, int Slots> struct ratio_one {  // of a tensor, in the place of its squares
+template <class Step, class Item, int Slots> struct ratio_one {  // of a tensor, from its squares
   update_table<Step, Item, Slots> table;
-  layer_squares* squares;
-  HEDDLE_HD void operator()(std::size_t t) const {
-    squares[t].parameter = table.step_of(t).ratio(squares[t].parameter, squares[t].direction);
+  double* ratios;
+  HEDDLE_HD void operator()(std::size_t t, const layer_squares& all) const {
+    ratios[t] = table.step_of(t).ratio(all.parameter, all.direction);
   }
 };
 template <class Step, class Item, int Slots> struct apply_one {
   struct second {
-    const layer_squares* ratios;
+    const double* ratios;
     template <class... State>
     HEDDLE_HD void operator()(std::size_t tensor, const Step& s, float& p, float g, State&... slots) const {
       s.advance(p, g, slots...);
-      s.apply(p, g, slots..., ratios[tensor].parameter);
+      s.apply(p, g, slots..., ratios[tensor]);
     }
   };
   update_table<Step, Item, Slots> table;
-  const layer_squares* ratios;
+  const double* ratios;
   HEDDLE_HD void operator()(std::size_t i) const { table.with(i, true, second{ratios}); }
 };
 struct add_squares {
   HEDDLE_HD layer_squares operator()(const layer_squares& a, const layer_squares& b) const {
     return {a.parameter + b.parameter, a.direction + b.direction};
   }
+};
+
+template <class Item> struct begin_of {
+  const update_row<Item>* rows;
+  HEDDLE_HD std::size_t operator()(std::size_t tensor) const { return rows[tensor].begin; }
 };
 
 template <class Item> struct begin_master {
@@ -181,8 +187,8 @@ struct add_doubles {
 /// State:   that of the rule; 4 bytes more per element with 16-bit parameters.
 /// Traffic: that of the rule; with 16-bit parameters and gradients 20 bytes per element for sgd with momentum, 28 for
 ///          adamw: the least possible. 2 or 4 bytes read for `squares`.
-///          Layerwise rules (lars, lamb) take a pass more for their norms, one launch a tensor: 28 and 44 bytes per
-///          element in float.
+///          Layerwise rules (lars, lamb) take a pass more for the norms of all tensors: two launches, 28 and 44 bytes
+///          per element in float.
 /// Order:   after the exchange of gradients. Rules with element_step() or layer_step().
 /// Sync:    the constructor synchronises the queue, everything else only enqueues.
 /// Throws:  argument_error for null pointers with a count, or numbers outside their range; what the resource throws. No
@@ -213,7 +219,7 @@ class multi_tensor {
         resource_(&resource),
         table_(resource, q, (items.size() + 1) * sizeof(row)),
         state_(resource, q, total_ * slots * sizeof(float)),
-        squares_(resource, q, has_layer_step<Rule> ? items.size() * sizeof(layer_squares) : 0) {
+        ratios_(resource, q, has_layer_step<Rule> ? items.size() * sizeof(double) : 0) {
     if constexpr (requires { rule.check(); }) rule.check();
     begins_.push_back(0);
     for (const item& t : items) begins_.push_back(begins_.back() + t.count);
@@ -276,17 +282,12 @@ class multi_tensor {
     } else {
       const auto one = rule_.layer_step(x);
       using step_type = std::remove_const_t<decltype(one)>;
-      auto* const squares = reinterpret_cast<layer_squares*>(squares_.data());
-      for (std::size_t t = 0; t < tensors_; ++t) {
-        Backend::transform_reduce(
-            begins_[t + 1] - begins_[t], layer_squares{}, detail::add_squares{},
-            detail::square_one<step_type, item, Rule::slots>{table(one, scale, limit), begins_[t]}, squares + t,
-            *resource_, q);
-      }
-      Backend::for_each(tensors_, detail::ratio_one<step_type, item, Rule::slots>{table(one, scale, limit), squares},
-                        q);
-      Backend::for_each(total_, detail::apply_one<step_type, item, Rule::slots>{table(one, scale, limit), squares},
-                        q);
+      const auto all = table(one, scale, limit);
+      auto* const ratios = reinterpret_cast<double*>(ratios_.data());
+      Backend::reduce_segments(tensors_, total_, detail::begin_of<item>{rows()}, layer_squares{}, detail::add_squares{},
+                               detail::square_one<step_type, item, Rule::slots>{all},
+                               detail::ratio_one<step_type, item, Rule::slots>{all, ratios}, *resource_, q);
+      Backend::for_each(total_, detail::apply_one<step_type, item, Rule::slots>{all, ratios}, q);
     }
     ++steps_;
   }
@@ -314,7 +315,7 @@ class multi_tensor {
   std::size_t tensors_, total_;
   std::vector<std::size_t> begins_;  // of the tensors, and where the last one ends
   Resource* resource_;
-  detail::temporary<Resource, queue_type> table_, state_, squares_;
+  detail::temporary<Resource, queue_type> table_, state_, ratios_;
   std::size_t steps_ = 0;
 };
 
