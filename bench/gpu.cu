@@ -254,7 +254,7 @@ void dgc_steps(bench::results& all, std::size_t n, double rate_of_memory) {
       const auto passes = std::make_shared<hd::dgc_device>(std::span(&of, 1), w.queue(), sorted);
       const auto steps = std::make_shared<std::size_t>(0);
       const auto call = [=, q = w.queue()] {
-        passes->step({}, {.step = (*steps)++, .ranks = 4, .momentum = 0.9f}, nullptr, q);
+        passes->step({}, {.step = (*steps)++, .ranks = 4, .momentum = 0.9f}, q);
       };
       for (int warm = 0; warm < 50; ++warm) call();
       return call;

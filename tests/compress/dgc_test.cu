@@ -8,9 +8,11 @@
 
 #include <heddle/compress/dgc.cuh>
 
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -34,8 +36,9 @@ struct one {
         v_(q, std::vector<float>(n + skew, 0.0f)), value_(q, most), index_(q, most) {}
   hd::dgc_segment segment(bool decays) const {
     return {g_.data() + offset, decays ? w_.data() + offset : nullptr, u_.data() + offset, v_.data() + offset,
-            index_.data(), value_.data(), count, entries, capacity};
+            index_.data(), value_.data(), count, entries, capacity, scale_at};
   }
+  const float* scale_at = nullptr;
   // After a step whose gradient and parameter were these: checks everything; returns the number of entries sent.
   std::uint32_t check(const std::vector<float>& g, const std::vector<float>& w, const hd::encode_context& x, float factor,
                       std::uint32_t found, bool masking, bool sorted) {
@@ -91,18 +94,19 @@ std::uint32_t found_in(const hd::dgc_control* c, hd::cuda::queue q) {
 TEST_CASE("compress: one launch moves several tensors as the definition says, entries in any order or sorted") {
   const hd::cuda::queue q{};
   const std::size_t sizes[] = {0, 1, 3, 1023, 1024, 1025, 5000, 0};
+  const std::vector<float> factors{1, 1, 0.5f, 1, 2, 1, 0.25f, 1};
+  const device<float> scale(q, factors);
   for (const bool sorted : {false, true}) {
     std::vector<std::unique_ptr<one>> all;
     std::vector<hd::dgc_segment> segments;
     for (std::size_t j = 0; j < std::size(sizes); ++j) {
       const auto k = static_cast<std::uint32_t>((sizes[j] + 19) / 20);
       all.push_back(std::make_unique<one>(q, sizes[j], k, k + k / 4 + 1, j % 3 == 2 ? 1 : 0));
+      all.back()->scale_at = scale.data() + j;
       segments.push_back(all.back()->segment(j % 2 == 0));
     }
     hd::dgc_device passes(segments, q, sorted);
     device<std::uint32_t> bad(q, std::vector<std::uint32_t>{0});
-    const std::vector<float> factors{1, 1, 0.5f, 1, 2, 1, 0.25f, 1};
-    device<float> scale(q, factors);
     for (std::size_t step = 0; step < 4; ++step) {
       const hd::dgc c{.masking = step != 2};
       const hd::encode_context x{.step = step, .ranks = 3, .momentum = 0.9f, .nesterov = step % 2 == 1, .weight_decay = 0.01f};
@@ -120,7 +124,7 @@ TEST_CASE("compress: one launch moves several tensors as the definition says, en
       }
       passes.finite(bad.data(), q);
       CHECK(bad.get()[0] == 0);
-      passes.step(c, x, scale.data(), q);
+      passes.step(c, x, q);
       q.synchronize();
       for (std::size_t j = 0; j < all.size(); ++j) {
         const std::uint32_t found = found_in(passes.control() + j, q);
@@ -131,6 +135,82 @@ TEST_CASE("compress: one launch moves several tensors as the definition says, en
     hd::cuda::copy(&nan, all[6]->g_.data() + 4321, 1, q);
     passes.finite(bad.data(), q);
     CHECK(bad.get()[0] == 1);
+  }
+}
+
+// The host's passes with the thresholds that the device used: sends the same elements, and moves the same bits, whether
+// in one pass or in two halves; a step that is not committed leaves no trace.
+TEST_CASE("compress: the device sends what the host would at the same threshold, in one pass and in halves") {
+  const hd::cuda::queue q{};
+  const std::size_t n = 5003;
+  const std::uint32_t k = 100;
+  const device<float> factor(q, std::vector<float>{0.3f});
+  for (const bool nesterov : {false, true}) {
+    one whole(q, n, k, k + k / 4, 1), halves(q, n, k, k + k / 4, 0);
+    whole.scale_at = halves.scale_at = factor.data();
+    const hd::dgc_segment a = whole.segment(nesterov), b = halves.segment(nesterov);
+    hd::dgc_device fused(std::span(&a, 1), q, true), twice(std::span(&b, 1), q, true);
+    device<std::uint32_t> bad(q, std::vector<std::uint32_t>{0});
+    std::vector<float> u(n, 0.0f), v(n, 0.0f), g(n), w(n);
+    for (std::size_t step = 0; step < 6; ++step) {
+      const hd::dgc c{.masking = step != 2};
+      const hd::encode_context x{.step = step, .ranks = 3, .momentum = 0.9f, .nesterov = nesterov,
+                                 .weight_decay = nesterov ? 0.01f : 0.0f};
+      for (std::size_t i = 0; i < n; ++i) g[i] = normal(300 + step, i), w[i] = normal(400 + step, i);
+      const auto give = [&](const hd::dgc_segment& to) {
+        hd::cuda::copy(g.data(), const_cast<float*>(to.gradient), n, q);
+        if (to.parameter) hd::cuda::copy(w.data(), const_cast<float*>(to.parameter), n, q);
+        q.synchronize();
+      };
+      if (step == 3) {  // looked at, and not taken
+        const float good = std::exchange(g[77], std::numeric_limits<float>::infinity());
+        give(b);
+        twice.prepare(c, x, bad.data(), q);
+        CHECK(bad.get()[0] == 1);
+        hd::cuda::fill(bad.data(), 1, 0u, q);
+        g[77] = good;
+      }
+      give(a);
+      give(b);
+      fused.step(c, x, q);
+      twice.prepare(c, x, bad.data(), q);
+      CHECK(bad.get()[0] == 0);
+      hd::dgc_control known{};
+      hd::cuda::copy(static_cast<const hd::dgc_control*>(fused.control()), &known, 1, q);
+      twice.commit(c, x, q);
+      q.synchronize();
+      // The host's pass, rounded as there.
+      hd::encode_context there = x;
+      there.parameter = nesterov ? w.data() : nullptr;
+      hd::detail::largest none(0, 0, 0);
+      hd::detail::dgc_pass<true>(hd::detail::dgc_rule(0.3f, there), {g.data(), there.parameter, u.data(), v.data()}, n, none);
+      const std::uint32_t from = known.used & hd::detail::dgc_magnitude;
+      std::vector<std::uint32_t> index;
+      std::vector<float> value;
+      for (std::size_t i = 0; i < n && index.size() < k + k / 4; ++i) {
+        if (v[i] == 0.0f || (std::bit_cast<std::uint32_t>(v[i]) & hd::detail::dgc_magnitude) < from) continue;
+        index.push_back(static_cast<std::uint32_t>(i));
+        value.push_back(v[i]);
+        v[i] = 0.0f;
+        if (c.masking) u[i] = 0.0f;
+      }
+      CHECK(index.size() >= k / 2);
+      for (const one* t : {&whole, &halves}) {
+        auto got_index = t->index_.get();
+        auto got_value = t->value_.get(), got_u = t->u_.get(), got_v = t->v_.get();
+        got_index.resize(index.size());
+        got_value.resize(index.size());
+        got_u.erase(got_u.begin(), got_u.begin() + static_cast<std::ptrdiff_t>(t->offset));
+        got_v.erase(got_v.begin(), got_v.begin() + static_cast<std::ptrdiff_t>(t->offset));
+        CHECK(got_index == index);
+        CHECK(got_value == value);
+        CHECK(got_u == u);
+        CHECK(got_v == v);
+      }
+      CHECK(found_in(twice.control(), q) == found_in(fused.control(), q));
+    }
+    hd::dgc_device any(std::span(&a, 1), q, false);
+    CHECK_THROWS_AS(any.prepare({}, {}, bad.data(), q), hd::argument_error);
   }
 }
 
@@ -151,7 +231,7 @@ TEST_CASE("compress: the threshold is steered into 0.5 to 1.25 of what is wanted
       }
       hd::cuda::copy(g.data(), t.g_.data(), n, q);
       const hd::encode_context x{.step = step, .momentum = 0.9f};
-      passes.step({}, x, nullptr, q);
+      passes.step({}, x, q);
       q.synchronize();
       const std::uint32_t found = found_in(passes.control(), q);
       CHECK(t.check(g, {}, x, 1.0f, found, true, true) == std::min(found, k + k / 4));
@@ -172,7 +252,7 @@ TEST_CASE("compress: equal magnitudes move in every step, zeros send nothing, li
   for (std::size_t step = 0; step < 4; ++step) {
     if (step == 1) std::fill(g.begin(), g.end(), -0.5f);
     hd::cuda::copy(g.data(), t.g_.data(), n, q);
-    passes.step({}, {.step = step}, nullptr, q);
+    passes.step({}, {.step = step}, q);
     q.synchronize();
     const std::uint32_t found = found_in(passes.control(), q);
     CHECK(t.check(g, {}, {.step = step}, 1.0f, found, true, true) == (step ? 37u : 0u));

@@ -16,7 +16,8 @@ inline namespace v0 {
 /// gradients sum to max_norm. For the rank's own gradient g that is norm(g) <= max_norm P^1/2; with one rank, max_norm.
 /// Wire:    nothing.
 /// State:   none.
-/// Traffic: 4 bytes read per element for the norm; the scaling is part of the encoder's pass.
+/// Traffic: 4 bytes read per element for the norm; the scaling is part of the encoder's pass. On a device the norms of a
+///          bucket's tensors are one launch, and encoders read the scale where it is.
 /// Order:   before a compressor; several apply from left to right.
 /// Sync:    never.
 /// Paper:   Lin et al. 2018, section 3.2 (local gradient clipping).
@@ -34,14 +35,18 @@ struct clip {
   /// The number to multiply the gradient by, `before` included.
   float scale(slice<const float> g, float before, const encode_context& x) const {
     check();
-    const double limit = static_cast<double>(max_norm) * std::sqrt(static_cast<double>(x.ranks));
-    const double norm = std::sqrt(detail::squares(g.data, g.count)) * std::fabs(before);
-    return norm > limit ? static_cast<float>(before * (limit / norm)) : before;
+    return scale_of(detail::squares(g.data, g.count), before, x.ranks);
+  }
+  /// The same, from the sum of the gradient's squares.
+  HEDDLE_HD float scale_of(double squares, float before, int ranks) const noexcept {
+    const double limit = static_cast<double>(max_norm) * ::sqrt(static_cast<double>(ranks));
+    const double norm = ::sqrt(squares) * ::fabs(static_cast<double>(before));
+    return norm > limit ? static_cast<float>(static_cast<double>(before) * (limit / norm)) : before;
   }
   /// "clip".
   std::string name() const { return "clip"; }
 };
-static_assert(transform<clip>);
+static_assert(transform<clip> && has_scale_of<clip>);
 
 }  // namespace v0
 }  // namespace heddle

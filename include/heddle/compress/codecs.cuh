@@ -11,19 +11,35 @@
 namespace heddle {
 inline namespace v0 {
 
+/// @brief What a gradient is multiplied by on a device: a number, or one in device memory that an earlier kernel made.
+struct device_factor {
+  float value = 1.0f;                                                           ///< The number, where `at` is null.
+  const float* at = nullptr;                                                    ///< Where it is.
+  constexpr device_factor(float number = 1.0f) noexcept : value(number) {}      ///< A number.
+  constexpr explicit device_factor(const float* where) noexcept : at(where) {}  ///< One in device memory.
+  /// What it is; on the device only, if it is there.
+  HEDDLE_HD float get() const noexcept { return at ? *at : value; }
+};
+
 namespace detail {
 /// @cond
 inline constexpr unsigned codec_threads = 128;
 
-// v = g share + held e, as the host's carrier makes it.
+// v = g factor / ranks + held e, as the host's carrier makes it.
 struct fed_value {
   const float *g, *e;
   float share, held, limit;
-  HEDDLE_HD float operator()(std::size_t i) const { return e ? g[i] * share + e[i] * held : g[i] * share; }
+  const float* factor;  // null: share has it
+  float ranks;
+  HEDDLE_HD float operator()(std::size_t i) const {
+    const float by = factor ? *factor / ranks : share;
+    return e ? g[i] * by + e[i] * held : g[i] * by;
+  }
 };
 
-inline fed_value fed(const float* g, float factor, const float* e, const encode_context& x) noexcept {
-  return {g, e, factor / static_cast<float>(x.ranks), x.held_scale, most_sent(x.ranks)};
+inline fed_value fed(const float* g, device_factor factor, const float* e, const encode_context& x) noexcept {
+  const float ranks = static_cast<float>(x.ranks);
+  return {g, e, factor.value / ranks, x.held_scale, most_sent(x.ranks), factor.at, ranks};
 }
 
 template <class From, class To> struct convert_one {
@@ -165,8 +181,8 @@ template <class Codec> class codec_device {
   /// @param x Step, tensor, rank and ranks. @param payload wire_bytes(n) bytes, aligned to a float.
   /// @param not_finite Set to 1 where a value, or the sum of all ranks', may not be finite; else left. @param q Where the
   /// work goes.
-  void encode(const float* g, float factor, const float* e, std::size_t n, const encode_context& x, std::byte* payload,
-              unsigned* not_finite, cuda::queue q) const {
+  void encode(const float* g, device_factor factor, const float* e, std::size_t n, const encode_context& x,
+              std::byte* payload, unsigned* not_finite, cuda::queue q) const {
     for (const void* p :
          {static_cast<const void*>(g), static_cast<const void*>(payload), static_cast<const void*>(not_finite)})
       detail::check_pointer("codec_device::encode", p, n);
@@ -184,8 +200,8 @@ template <class Codec> class codec_device {
                                           n, numbers, payload, not_finite));
   }
   /// @brief e becomes what the payload lacks.
-  void hold(const float* g, float factor, float* e, std::size_t n, const encode_context& x, const std::byte* payload,
-            cuda::queue q) const {
+  void hold(const float* g, device_factor factor, float* e, std::size_t n, const encode_context& x,
+            const std::byte* payload, cuda::queue q) const {
     for (const void* p : {static_cast<const void*>(g), static_cast<const void*>(payload), static_cast<const void*>(e)})
       detail::check_pointer("codec_device::hold", p, n);
     cuda::for_each(n, detail::hold_rest<Codec>{codec_, detail::fed(g, factor, e, x), payload, n, e}, q);

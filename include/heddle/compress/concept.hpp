@@ -260,6 +260,13 @@ concept compressor = elementwise_compressor<Compressor> || packet_compressor<Com
 template <class Transform>
 concept transform = has_scale<Transform> && !compressor<Transform>;
 
+/// Has `scale_of(squares, before, ranks)`: `scale` from nothing but the sum of the gradient's squares; marked HEDDLE_HD,
+/// so that it can be found where the gradient is. Transforms that have it run over tensors of a device.
+template <class Transform>
+concept has_scale_of = requires(const Transform& t, double squares, float before, int ranks) {
+  { t.scale_of(squares, before, ranks) } -> std::same_as<float>;
+};
+
 template <class First, class Second>
 struct chain;
 
@@ -336,6 +343,23 @@ template <class First, class Second>
 float scale_of(const chain<First, Second>& c, slice<const float> g, float before, const encode_context& x) {
   return scale_of(c.second, g, scale_of(c.first, g, before, x), x);
 }
+
+// The same from the sum of its squares.
+template <class Part>
+HEDDLE_HD float scale_from(const Part& p, double squares, float before, int ranks) {
+  if constexpr (has_scale_of<Part>) return p.scale_of(squares, before, ranks);
+  else return before;
+}
+template <class First, class Second>
+HEDDLE_HD float scale_from(const chain<First, Second>& c, double squares, float before, int ranks) {
+  return scale_from(c.second, squares, scale_from(c.first, squares, before, ranks), ranks);
+}
+// Whether all transforms of a chain have it.
+template <class Part>
+inline constexpr bool scales_from_squares = compressor<Part> || has_scale_of<Part>;
+template <class First, class Second>
+inline constexpr bool scales_from_squares<chain<First, Second>> =
+    scales_from_squares<First> && scales_from_squares<Second>;
 }  // namespace detail
 
 }  // namespace v0

@@ -15,15 +15,20 @@ inline namespace v0 {
 ///
 /// A step, after all ranks have agreed that every gradient is finite (`finite`, then an all-reduce of the flag):
 ///
-///     device.step(c, x, {}, q);     // entries are in each segment's index and value, their number in control()
+///     device.step(c, x, q);         // entries are in each segment's index and value, their number in control()
+///
+/// or, so that entries travel during backward, with sorted lists,
+///
+///     device.prepare(c, x, bad, q); // reads, and writes the same entries; *bad where the step must not be taken
+///     device.commit(c, x, q);       // when all ranks know that it counts: U, V and thresholds as after step
 ///
 /// Selection is by threshold, which lets 0.5 to 1.25 of the entries pass that are wanted: sampled in each step as
 /// long as sums grow fast, then steered by what it let pass, and sampled again after a step that left this range. A
 /// segment's `capacity` bounds what is sent; what doesn't fit stays held.
 /// Wire:    8 bytes per entry as it lies in memory; `append_sparse` makes the shortest form of a sorted list.
-/// State:   8 bytes per element (U and V, the caller's), 12 per tensor, 8 per 1024 elements.
+/// State:   8 bytes per element (U and V, the caller's), 16 per tensor, 8 per 1024 elements.
 /// Traffic: `step` 20 bytes per element and launch, 24 with weight decay, the least for one pass; 8 + 8 bytes per 1024
-///          elements for sorted lists; `finite` 4; `fits` 12, 16 with weight decay. A sample reads 12 bytes of each of
+///          elements for sorted lists; `prepare` 12 and `commit` 20, 4 more each with weight decay; `finite` 4; `fits` 12, 16 with weight decay. A sample reads 12 bytes of each of
 ///          64 n / k elements, at least of 8192 (k of n are wanted), here and there, twice.
 /// Order:   as `dgc`.
 /// Sync:    the constructor waits for its copy; everything else only enqueues.
@@ -58,7 +63,7 @@ class dgc_device {
     ticket_ = reinterpret_cast<std::uint32_t*>(memory_ + bytes_ - 256);
     try {
       cuda::copy(rows.data(), table_, rows.size(), q);
-      cuda::fill(control_, rows_, dgc_control{0, 0, 0}, q);
+      cuda::fill(control_, rows_, dgc_control{}, q);
       q.synchronize();
     } catch (...) {
       cuda::memory{}.deallocate(q, memory_, bytes_, 256);
@@ -74,35 +79,50 @@ class dgc_device {
   /// @param bad In device memory. @param q Queue.
   void finite(std::uint32_t* bad, cuda::queue q) const {
     detail::check_pointer("dgc_device::finite", bad, 1);
-    if (tiles_) launch("dgc_device::finite", blocks(), detail::dgc_finite_kernel<std::uint32_t>, q, table({}), bad);
+    if (tiles_) launch("dgc_device::finite", blocks(), detail::dgc_finite_kernel<std::uint32_t>, q, table(), bad);
   }
 
   /// @brief Sets *bad to 1 where `step` would leave float's range, or a sum over all ranks of what it sends could; else
   /// leaves it. Reads gradients, U and V, 12 bytes per element, 16 with weight decay; instead of `finite`.
-  /// @param x As for `step`. @param factors As for `step`. @param bad In device memory. @param q Queue.
-  void fits(const encode_context& x, const float* factors, std::uint32_t* bad, cuda::queue q) const {
+  /// @param x As for `step`. @param bad In device memory. @param q Queue.
+  void fits(const encode_context& x, std::uint32_t* bad, cuda::queue q) const {
     detail::check_pointer("dgc_device::fits", bad, 1);
     if (tiles_)
-      launch("dgc_device::fits", blocks(), detail::dgc_fits_kernel<std::uint32_t>, q, table(factors), scalars(x, true),
+      launch("dgc_device::fits", blocks(), detail::dgc_fits_kernel<std::uint32_t>, q, table(), scalars(x, true),
              detail::most_sent(x.ranks), bad);
   }
 
   /// @brief Moves U and V and writes what is to be sent. @param c Masking is taken from it. @param x Ranks, momentum,
-  /// weight decay; step is the seed of samples. @param factors One per segment, multiplying its gradient, in device
-  /// memory; null: 1. @param q Queue.
-  void step(const dgc& c, const encode_context& x, const float* factors, cuda::queue q) {
+  /// weight decay; step is the seed of samples. @param q Queue.
+  void step(const dgc& c, const encode_context& x, cuda::queue q) {
     if (tiles_ == 0) return;
-    const detail::dgc_scalars r = scalars(x, c.masking);
-    const detail::dgc_table t = table(factors);
-    const unsigned few =
-        static_cast<unsigned>((std::min)((tiles_ + rows_) / detail::dgc_threads + 1, std::size_t{1024}));
-    const std::uint64_t threads = std::uint64_t{few} * detail::dgc_threads;
-    launch("dgc_device::step", few, detail::dgc_begin_kernel<std::uint64_t>, q, t, threads);
-    launch("dgc_device::step", static_cast<unsigned>(rows_), detail::dgc_sample_kernel<std::uint64_t>, q, t, r,
-           std::uint64_t{x.step} << 32);
-    launch("dgc_device::step", blocks(), sorted_ ? detail::dgc_step_kernel<true> : detail::dgc_step_kernel<false>, q, t,
-           r);
-    launch("dgc_device::step", few, detail::dgc_steer_kernel<std::uint64_t>, q, t, threads);
+    const detail::dgc_scalars r = scalars(x, c.masking && x.step >= c.begin_step);
+    search("dgc_device::step", r, x, q);
+    launch("dgc_device::step", blocks(),
+           sorted_ ? detail::dgc_step_kernel<true, false> : detail::dgc_step_kernel<false, false>, q, table(), r, 0.0f,
+           static_cast<std::uint32_t*>(nullptr));
+    steer("dgc_device::step", q);
+  }
+
+  /// @brief The preparing half: writes what `step` would send, and sets *bad to 1 where `fits` would; moves no state.
+  /// @param c As for `step`. @param x As for `step`. @param bad In device memory. @param q Queue.
+  /// Throws: argument_error unless lists are sorted.
+  void prepare(const dgc& c, const encode_context& x, std::uint32_t* bad, cuda::queue q) {
+    if (!sorted_) throw argument_error("heddle::dgc_device::prepare: it needs sorted lists, these are in any order");
+    detail::check_pointer("dgc_device::prepare", bad, 1);
+    if (tiles_ == 0) return;
+    const detail::dgc_scalars r = scalars(x, c.masking && x.step >= c.begin_step);
+    search("dgc_device::prepare", r, x, q);
+    launch("dgc_device::prepare", blocks(), detail::dgc_step_kernel<true, true>, q, table(), r,
+           detail::most_sent(x.ranks), bad);
+  }
+  /// @brief The committing half: moves U, V and thresholds. Gradients, parameters, factors and lists are as `prepare`
+  /// left them. @param c As for `prepare`. @param x As for `prepare`. @param q Queue.
+  void commit(const dgc& c, const encode_context& x, cuda::queue q) {
+    if (tiles_ == 0) return;
+    launch("dgc_device::commit", blocks(), detail::dgc_commit_kernel<std::uint64_t>, q, table(), scalars(x, c.masking && x.step >= c.begin_step),
+           std::uint64_t{tiles_});
+    steer("dgc_device::commit", q);
   }
 
   /// @brief sum[index] += value for one rank's list. Lists of several ranks, added in rank order, give every rank the
@@ -138,14 +158,29 @@ class dgc_device {
 
   static detail::dgc_scalars scalars(const encode_context& x, bool masking) noexcept {
     const float ranks = static_cast<float>(x.ranks);
-    return {1.0f / ranks, x.weight_decay / ranks, x.momentum, x.nesterov ? x.momentum : 1.0f, x.nesterov ? 1.0f : 0.0f,
+    return {ranks,  x.weight_decay / ranks, x.momentum, x.nesterov ? x.momentum : 1.0f, x.nesterov ? 1.0f : 0.0f,
             masking};
   }
 
   unsigned blocks() const noexcept { return static_cast<unsigned>((std::min)(tiles_, most_blocks)); }
 
-  detail::dgc_table table(const float* factors) const noexcept {
-    return {table_, control_, factors, state_, ticket_, tiles_, static_cast<std::uint32_t>(rows_)};
+  // Forgets what the last step found, and finds the thresholds of this one.
+  void search(const char* what, const detail::dgc_scalars& r, const encode_context& x, cuda::queue q) const {
+    launch(what, few(), detail::dgc_begin_kernel<std::uint64_t>, q, table(),
+           std::uint64_t{few()} * detail::dgc_threads);
+    launch(what, static_cast<unsigned>(rows_), detail::dgc_sample_kernel<std::uint64_t>, q, table(), r,
+           std::uint64_t{x.step} << 32);
+  }
+  void steer(const char* what, cuda::queue q) const {
+    launch(what, few(), detail::dgc_steer_kernel<std::uint64_t>, q, table(),
+           std::uint64_t{few()} * detail::dgc_threads);
+  }
+  unsigned few() const noexcept {  // blocks of what works on tables only
+    return static_cast<unsigned>((std::min)((tiles_ + rows_) / detail::dgc_threads + 1, std::size_t{1024}));
+  }
+
+  detail::dgc_table table() const noexcept {
+    return {table_, control_, state_, ticket_, tiles_, static_cast<std::uint32_t>(rows_)};
   }
 
   template <class... Formal, class... Actual>

@@ -174,7 +174,7 @@ class power_sgd_device {
   /// @param x Step, tensor, rows and ranks. @param sums Two arrays of sum_count(0, n, x) and sum_count(1, n, x) floats;
   /// round 0 uses both. @param not_finite Set to 1 in round 0 where M, or what is made of the sums, may not be finite.
   /// @param q Where the work goes.
-  void send(int round, const float* g, float factor, const float* e, const float* right, std::size_t n,
+  void send(int round, const float* g, device_factor factor, const float* e, const float* right, std::size_t n,
             const encode_context& x, float* const* sums, unsigned* not_finite, cuda::queue q) const {
     for (const void* p :
          {static_cast<const void*>(g), static_cast<const void*>(e), static_cast<const void*>(right),
@@ -194,7 +194,7 @@ class power_sgd_device {
     }
   }
   /// @brief g becomes the update, the sum over ranks of what was sent; e and right move.
-  void commit(float* g, float factor, float* e, float* right, std::size_t n, const encode_context& x,
+  void commit(float* g, device_factor factor, float* e, float* right, std::size_t n, const encode_context& x,
               const float* const* sums, cuda::queue q) const {
     for (const void* p : {static_cast<const void*>(g), static_cast<const void*>(e), static_cast<const void*>(right),
                           static_cast<const void*>(sums[0]), static_cast<const void*>(sums[1])})

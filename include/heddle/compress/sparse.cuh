@@ -184,7 +184,7 @@ class top_k_device {
   /// @param not_finite Set to 1 where a value, or the sum of all ranks', may not be finite; else left.
   /// @param resource Of temporary memory. @param q Where the work goes.
   template <class Resource>
-  void encode(const float* g, float factor, const float* e, std::size_t n, const encode_context& x,
+  void encode(const float* g, device_factor factor, const float* e, std::size_t n, const encode_context& x,
               std::uint32_t* index, float* value, unsigned* not_finite, Resource& resource, cuda::queue q) const {
     for (const void* p : {static_cast<const void*>(g), static_cast<const void*>(index), static_cast<const void*>(value),
                           static_cast<const void*>(not_finite)})
@@ -215,8 +215,8 @@ class top_k_device {
     cuda::sort_pairs(index, value, k, resource, q);
   }
   /// @brief e becomes what the entries lack.
-  void hold(const float* g, float factor, float* e, std::size_t n, const encode_context& x, const std::uint32_t* index,
-            cuda::queue q) const {
+  void hold(const float* g, device_factor factor, float* e, std::size_t n, const encode_context& x,
+            const std::uint32_t* index, cuda::queue q) const {
     for (const void* p : {static_cast<const void*>(g), static_cast<const void*>(e), static_cast<const void*>(index)})
       detail::check_pointer("top_k_device::hold", p, n);
     cuda::for_each(n, detail::store_fed{detail::fed(g, factor, e, x), e}, q);
@@ -268,7 +268,7 @@ class random_k_device {
   /// @param n Elements. @param x Step, tensor, ranks and held_scale, the same on all ranks. @param sums Receives them.
   /// @param not_finite Set to 1 where a value, or the sum of all ranks', may not be finite; else left.
   /// @param q Where the work goes.
-  void send(const float* g, float factor, const float* e, std::size_t n, const encode_context& x, float* sums,
+  void send(const float* g, device_factor factor, const float* e, std::size_t n, const encode_context& x, float* sums,
             unsigned* not_finite, cuda::queue q) const {
     for (const void* p :
          {static_cast<const void*>(g), static_cast<const void*>(sums), static_cast<const void*>(not_finite)})
@@ -281,7 +281,7 @@ class random_k_device {
     cuda::for_each(of.k, detail::send_choice{of, v, sums}, q);
   }
   /// @brief Makes the update of the sums of all ranks, and moves e.
-  void commit(float* g, float factor, float* e, std::size_t n, const encode_context& x, const float* sums,
+  void commit(float* g, device_factor factor, float* e, std::size_t n, const encode_context& x, const float* sums,
               cuda::queue q) const {
     for (const void* p : {static_cast<const void*>(g), static_cast<const void*>(sums)})
       detail::check_pointer("random_k_device::commit", p, n);

@@ -28,8 +28,8 @@ inline namespace v0 {
 ///          buckets that aren't one run of memory, or are cast; 4 B per element where a compressor works on the floats
 ///          of 16-bit gradients.
 /// Traffic: 4 B read per element to look for infinities, 2 of 16 bits; 4 more with max_norm; the rule's.
-/// Order:   `.mode` every_step; `.compressor` none, cast, dgc, random_k or error_feedback of top_k or random_k; rules
-///          with element_step() or layer_step().
+/// Order:   `.mode` every_step; `.compressor` none, cast, dgc, sharded{dgc{}}, random_k or error_feedback of top_k or
+///          random_k, after clip{} or transforms with scale_of(); rules with element_step() or layer_step().
 /// Sync:    ready() only enqueues. An exchange begins behind the last update, whatever queues these were given. step()
 ///          waits on the host until the averages are there, enqueues the update in its
 ///          queue and returns. The constructor, save() and load() return when what they enqueued is done.
@@ -46,13 +46,13 @@ class data_parallel<Strategy, Comm, Optimizer> {
       "heddle::data_parallel: over tensors of a device .mode must be every_step{}, other modes have no device "
       "form; see docs/trainer.md");
   static_assert(
-      std::is_same_v<std::remove_cvref_t<decltype(Strategy::compressor)>, typename exchange_kind::compressor_type>,
-      "heddle::data_parallel: over tensors of a device .compressor must have no transform before it, they have "
-      "no device form; step() takes max_norm and max_value; see docs/trainer.md");
+      detail::scales_from_squares<std::remove_cvref_t<decltype(Strategy::compressor)>>,
+      "heddle::data_parallel: over tensors of a device transforms before .compressor must have scale_of(), such as "
+      "clip{}; see docs/trainer.md");
   static_assert(
       detail::device_form<typename exchange_kind::compressor_type>::exists,
       "heddle::data_parallel: this .compressor has no form in the trainer of devices; there it must be none{}, "
-      "cast<>{}, dgc{}, random_k{} or error_feedback{} of top_k{} or random_k{}; see docs/trainer.md");
+      "cast<>{}, dgc{}, sharded{dgc{}}, random_k{} or error_feedback{} of top_k{} or random_k{}; see docs/trainer.md");
   static_assert(std::is_same_v<std::remove_cvref_t<decltype(Strategy::memory)>, host_resource>,
                 "heddle::data_parallel: over tensors of a device state lies in cuda::memory, so .memory must be left "
                 "out; see docs/trainer.md");
@@ -182,7 +182,8 @@ class data_parallel<Strategy, Comm, Optimizer> {
     }
   }
 
-  /// @brief A copy of what the compressor holds back of a tensor on this rank, of DGC U and V. Waits for the device.
+  /// @brief A copy of what the compressor holds back of a tensor on this rank, of DGC U and V; with sharded{} of what it
+  /// owns of it. Waits for the device.
   /// Throws: argument_error if there is no such tensor or slot; cuda_error.
   std::vector<float> held(std::size_t tensor, int slot) const {
     if (tensor >= tensors_.size() || slot < 0 || slot >= exchange_kind::slots)

@@ -5,7 +5,7 @@
 // DEVICE
 // EXPECT: heddle::data_parallel: this communicator works in a stream; include heddle/trainer/data_parallel.cuh
 // EXPECT: heddle::data_parallel: over tensors of a device .mode must be every_step{}
-// EXPECT: heddle::data_parallel: over tensors of a device .compressor must have no transform before it
+// EXPECT: heddle::data_parallel: over tensors of a device transforms before .compressor must have scale_of()
 // EXPECT: heddle::data_parallel: this .compressor has no form in the trainer of devices
 // EXPECT: heddle::data_parallel: this update rule (per_group, for one) has no device form
 // EXPECT: heddle::data_parallel: this update rule (per_group, for one) has no device form
@@ -32,15 +32,18 @@ struct own_rule {
     for (std::size_t i = 0; i < n; ++i) p[i] -= x.lr * g[i];
   }
 };
+struct halved {
+  float scale(hd::slice<const float>, float before, const hd::encode_context&) const { return before / 2.0f; }
+  std::string name() const { return "halved"; }
+};
 
-
-constexpr auto legal = hd::strategy{};
+constexpr auto legal = hd::strategy{.compressor = hd::clip{} | hd::none{}};
 template class hd::data_parallel<std::remove_const_t<decltype(legal)>, hd::threads::device_communicator, hd::sgd>;
 
 #if FAIL == 2
 constexpr auto illegal = hd::strategy{.mode = hd::local_sgd{}};
 #elif FAIL == 3
-constexpr auto illegal = hd::strategy{.compressor = hd::clip{} | hd::none{}};
+constexpr auto illegal = hd::strategy{.compressor = halved{} | hd::none{}};
 #elif FAIL == 4
 constexpr auto illegal = hd::strategy{.compressor = hd::error_feedback{hd::sign{}}};
 #elif FAIL == 7

@@ -21,6 +21,7 @@ struct dgc_segment {
   std::size_t count = 0;             ///< Elements, below 2^32 - 1.
   std::uint32_t entries = 0;         ///< How many entries are wanted.
   std::uint32_t capacity = 0;        ///< How many may be sent; what does not fit stays held.
+  const float* factor = nullptr;     ///< What multiplies the gradient, a number in device memory; null: 1.
 };
 
 /// @brief What a tensor's search is steered by, and what a step found; in device memory.
@@ -29,6 +30,7 @@ struct dgc_control {
                             ///< be sampled in the next step, the last two bits being how often that was needless.
   std::uint32_t found;      ///< Elements that reached it; the first min(found, capacity) slots are filled.
   std::uint32_t lost;       ///< Whether a sum left float's range.
+  std::uint32_t used;       ///< The threshold of the step, which is state only when the step is done.
 };
 
 namespace detail {
@@ -38,9 +40,9 @@ inline constexpr std::uint32_t dgc_magnitude = 0x7fffffffu, dgc_infinite = 0x7f8
                                dgc_needless = 3;
 inline constexpr float dgc_aim = 0.85f;  // of the entries that are wanted: between 0.5 and 1.25
 
-// The scalars of a step: G = share g + decay w; U = momentum U + own G; V = V + U + ahead G.
+// The scalars of a step: G = factor / ranks g + decay w; U = momentum U + own G; V = V + U + ahead G.
 struct dgc_scalars {
-  float share, decay, momentum, own, ahead;
+  float ranks, decay, momentum, own, ahead;
   bool masking;
 };
 
@@ -55,7 +57,6 @@ struct dgc_row {
 struct dgc_table {
   const dgc_row* rows;
   dgc_control* control;
-  const float* factors;  // one per segment, multiplying its gradient; null: 1
   std::uint64_t* tiles;  // states of the look-back
   std::uint32_t* ticket;
   std::uint64_t tile_count;
@@ -100,11 +101,15 @@ __device__ inline void dgc_store(float* to, std::size_t i, std::size_t n, bool v
 
 __device__ inline std::uint32_t dgc_bits(float x) { return __float_as_uint(x) & dgc_magnitude; }
 
-__device__ inline void dgc_move(const dgc_scalars& r, float factor, bool decays, float g, float w, float& u, float& v) {
-  float mine = g * (r.share * factor);
-  if (decays) mine += w * r.decay;
-  u = u * r.momentum + mine * r.own;
-  v = v + u + mine * r.ahead;
+__device__ inline float dgc_share(const dgc_segment& s, const dgc_scalars& r) {
+  return __fdiv_rn(s.factor ? *s.factor : 1.0f, r.ranks);
+}
+// Rounded as on the host, operation by operation: so all kernels, and the host, give the same bits.
+__device__ inline void dgc_move(const dgc_scalars& r, float share, bool decays, float g, float w, float& u, float& v) {
+  float mine = __fmul_rn(g, share);
+  if (decays) mine = __fadd_rn(mine, __fmul_rn(w, r.decay));
+  u = __fadd_rn(__fmul_rn(u, r.momentum), __fmul_rn(mine, r.own));
+  v = __fadd_rn(__fadd_rn(v, u), __fmul_rn(mine, r.ahead));
 }
 
 // The sum of `mine` over the lanes before this one; `total` receives that of the warp.
@@ -142,8 +147,10 @@ __device__ inline std::uint32_t dgc_look_back(std::uint64_t* tiles, std::uint64_
   return sum;
 }
 
-// 20 bytes per element, 24 with weight decay: reads g, U, V (and w), writes U and V; the entries come on top.
-template <bool Sorted> __global__ void dgc_step_kernel(dgc_table t, dgc_scalars r) {
+// 20 bytes per element, 24 with weight decay: reads g, U, V (and w), writes U and V; the entries come on top. With
+// Prepare nothing is written but the entries, and *bad where a step would make U or V larger than `most`, or NaN.
+template <bool Sorted, bool Prepare>
+__global__ void dgc_step_kernel(dgc_table t, dgc_scalars r, float most, std::uint32_t* bad) {
   HEDDLE_SHARED(std::uint32_t[dgc_threads / 32], totals);
   HEDDLE_SHARED(std::uint32_t, shared_tile);
   HEDDLE_SHARED(std::uint32_t, shared_before);
@@ -159,10 +166,10 @@ template <bool Sorted> __global__ void dgc_step_kernel(dgc_table t, dgc_scalars 
     const std::uint32_t at = dgc_row_of(t, tile);
     const dgc_row row = t.rows[at];
     dgc_control& control = t.control[at];
-    const std::uint32_t threshold = control.threshold & dgc_magnitude;
+    const std::uint32_t threshold = control.used & dgc_magnitude;
     const std::size_t n = row.of.count;
     const std::size_t i = static_cast<std::size_t>(tile - row.first_tile) * dgc_tile + 4 * std::size_t{threadIdx.x};
-    const float factor = t.factors ? t.factors[at] : 1.0f;
+    const float share = dgc_share(row.of, r);
     const bool decays = row.of.parameter != nullptr;
     dgc_four u = {}, v = {};
     unsigned picked = 0;
@@ -174,10 +181,14 @@ template <bool Sorted> __global__ void dgc_step_kernel(dgc_table t, dgc_scalars 
       v = dgc_load(row.of.v, i, n, row.vectors);
       for (unsigned j = 0; j < 4; ++j) {
         if (i + j >= n) break;
-        dgc_move(r, factor, decays, g.x[j], w.x[j], u.x[j], v.x[j]);
+        dgc_move(r, share, decays, g.x[j], w.x[j], u.x[j], v.x[j]);
         const std::uint32_t bits = dgc_bits(v.x[j]);
+        if constexpr (Prepare) {
+          if (!(__uint_as_float(bits) <= most && __uint_as_float(dgc_bits(u.x[j])) <= most))
+            atomicOr(bad, std::uint32_t{1});
+        }
         if (bits >= dgc_infinite)
-          atomicOr(&control.lost, std::uint32_t{1});
+          atomicOr(&control.lost, std::uint32_t{!Prepare});
         else if (bits >= threshold && bits != 0)
           picked |= 1u << j;
       }
@@ -217,11 +228,41 @@ template <bool Sorted> __global__ void dgc_step_kernel(dgc_table t, dgc_scalars 
       }
       ++slot;
     }
-    if (i < n) {
+    if (!Prepare && i < n) {
       dgc_store(row.of.u, i, n, row.vectors, u);
       dgc_store(row.of.v, i, n, row.vectors, v);
     }
     if constexpr (Sorted) __syncthreads();  // before totals are written again
+  }
+}
+
+// The other half after Prepare of a sorted list: the same move, bit for bit. What reached the threshold was sent as far
+// as the last entry in the list.
+template <class Word> __global__ void dgc_commit_kernel(dgc_table t, dgc_scalars r, Word tiles) {
+  for (Word tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const std::uint32_t at = dgc_row_of(t, tile);
+    const dgc_row row = t.rows[at];
+    const std::size_t n = row.of.count;
+    const std::size_t i = static_cast<std::size_t>(tile - row.first_tile) * dgc_tile + 4 * std::size_t{threadIdx.x};
+    if (i >= n) continue;
+    const dgc_control control = t.control[at];
+    const std::uint32_t threshold = control.used & dgc_magnitude;
+    const std::uint32_t sent = control.found < row.of.capacity ? control.found : row.of.capacity;
+    const std::size_t end = sent ? std::size_t{row.of.index[sent - 1]} + 1 : 0;
+    const bool decays = row.of.parameter != nullptr;
+    const float share = dgc_share(row.of, r);
+    const dgc_four g = dgc_load(row.of.gradient, i, n, row.vectors);
+    const dgc_four w = decays ? dgc_load(row.of.parameter, i, n, row.vectors) : dgc_four{};
+    dgc_four u = dgc_load(row.of.u, i, n, row.vectors), v = dgc_load(row.of.v, i, n, row.vectors);
+    for (unsigned j = 0; j < 4; ++j) {
+      dgc_move(r, share, decays, g.x[j], w.x[j], u.x[j], v.x[j]);
+      const std::uint32_t bits = dgc_bits(v.x[j]);
+      if (i + j >= end || bits < threshold || bits == 0) continue;
+      v.x[j] = 0.0f;
+      if (r.masking) u.x[j] = 0.0f;
+    }
+    dgc_store(row.of.u, i, n, row.vectors, u);
+    dgc_store(row.of.v, i, n, row.vectors, v);
   }
 }
 
@@ -247,12 +288,12 @@ template <class Word> __global__ void dgc_fits_kernel(dgc_table t, dgc_scalars r
     const std::size_t i = static_cast<std::size_t>(tile - row.first_tile) * dgc_tile + 4 * std::size_t{threadIdx.x};
     if (i >= n) continue;
     const bool decays = row.of.parameter != nullptr;
-    const float factor = t.factors ? t.factors[at] : 1.0f;
+    const float share = dgc_share(row.of, r);
     const dgc_four g = dgc_load(row.of.gradient, i, n, row.vectors);
     const dgc_four w = decays ? dgc_load(row.of.parameter, i, n, row.vectors) : dgc_four{};
     dgc_four u = dgc_load(row.of.u, i, n, row.vectors), v = dgc_load(row.of.v, i, n, row.vectors);
     for (unsigned j = 0; j < 4; ++j) {
-      dgc_move(r, factor, decays, g.x[j], w.x[j], u.x[j], v.x[j]);
+      dgc_move(r, share, decays, g.x[j], w.x[j], u.x[j], v.x[j]);
       for (const float x : {u.x[j], v.x[j]}) {
         if (!(__uint_as_float(dgc_bits(x)) <= most)) atomicOr(bad, Word{1});
       }
@@ -261,7 +302,7 @@ template <class Word> __global__ void dgc_fits_kernel(dgc_table t, dgc_scalars r
 }
 
 // The magnitude that one element of stretch j of `size` has after this step.
-__device__ inline std::uint32_t dgc_sampled_bits(const dgc_segment& s, const dgc_scalars& r, float factor,
+__device__ inline std::uint32_t dgc_sampled_bits(const dgc_segment& s, const dgc_scalars& r, float share,
                                                  std::size_t size, std::size_t j, std::uint64_t seed) {
   const std::size_t from = s.count / size * j + s.count % size * j / size;
   const std::size_t to = s.count / size * (j + 1) + s.count % size * (j + 1) / size;
@@ -269,7 +310,7 @@ __device__ inline std::uint32_t dgc_sampled_bits(const dgc_segment& s, const dgc
   mixed = (mixed ^ mixed >> 32) * 0xd6e8feb86659fd93ull;
   const std::size_t i = from + (mixed >> 32) % (to - from);
   float u = s.u[i], v = s.v[i];
-  dgc_move(r, factor, s.parameter != nullptr, s.gradient[i], s.parameter ? s.parameter[i] : 0.0f, u, v);
+  dgc_move(r, share, s.parameter != nullptr, s.gradient[i], s.parameter ? s.parameter[i] : 0.0f, u, v);
   return dgc_bits(v);
 }
 
@@ -284,8 +325,15 @@ template <class Word> __global__ void dgc_sample_kernel(dgc_table t, dgc_scalars
   const dgc_segment s = t.rows[blockIdx.x].of;
   dgc_control& control = t.control[blockIdx.x];
   const std::uint32_t before = control.threshold, steered = before & dgc_magnitude & ~dgc_needless;
-  if ((before != 0 && (before & dgc_unsure) == 0) || s.count == 0 || s.entries == 0) return;
-  const float factor = t.factors ? t.factors[blockIdx.x] : 1.0f;
+  if ((before != 0 && (before & dgc_unsure) == 0) || s.count == 0 || s.entries == 0) {
+    if (threadIdx.x == 0) control.used = before;
+    return;
+  }
+  if (s.entries >= s.count) {  // everything but zeros; what comes after it is sampled
+    if (threadIdx.x == 0) control.used = dgc_unsure | 1u;
+    return;
+  }
+  const float share_of = dgc_share(s, r);
   const std::size_t reach = s.count / s.entries * 64, wanted = reach > 8192 ? reach : 8192;
   const std::size_t size = wanted < s.count ? wanted : s.count;
   const auto share =
@@ -298,7 +346,7 @@ template <class Word> __global__ void dgc_sample_kernel(dgc_table t, dgc_scalars
     for (unsigned b = threadIdx.x; b < 2048; b += blockDim.x) bins[b] = 0;
     __syncthreads();
     for (std::size_t j = threadIdx.x; j < size; j += blockDim.x) {
-      const std::uint32_t bits = dgc_sampled_bits(s, r, factor, size, j, seed);
+      const std::uint32_t bits = dgc_sampled_bits(s, r, share_of, size, j, seed);
       if (level == 0 && bits >= steered) atomicAdd(&above, std::uint32_t{1});
       if (level == 0)
         atomicAdd(&bins[bits >> 20], std::uint32_t{1});
@@ -319,7 +367,7 @@ template <class Word> __global__ void dgc_sample_kernel(dgc_table t, dgc_scalars
       const auto passed = static_cast<float>(above);
       const bool good = steered != 0 && passed >= 0.72f * share && passed <= 0.98f * share;
       const std::uint32_t needless = good ? (before & dgc_needless) + 1 : 0;
-      control.threshold = upper << 20 | chosen << 9 | (needless < dgc_needless ? dgc_unsure | needless : 0u);
+      control.used = upper << 20 | chosen << 9 | (needless < dgc_needless ? dgc_unsure | needless : 0u);
     }
     __syncthreads();
   }
@@ -340,9 +388,9 @@ template <class Word> __global__ void dgc_steer_kernel(dgc_table t, Word threads
     const std::uint64_t wanted = t.rows[k].of.entries, found = c.found;
     const bool off = 2 * found < wanted || 4 * found > 5 * wanted;
     const float ratio = static_cast<float>(found != 0 ? found : 1) / (dgc_aim * static_cast<float>(wanted));
-    const float next = __uint_as_float(c.threshold & dgc_magnitude) * sqrtf(sqrtf(sqrtf(ratio)));
+    const float next = __uint_as_float(c.used & dgc_magnitude) * sqrtf(sqrtf(sqrtf(ratio)));
     const bool usable = wanted != 0 && next > 0.0f && next < 3e38f;
-    const std::uint32_t kept = c.threshold & dgc_unsure ? c.threshold & (dgc_unsure | dgc_needless) : 0u;
+    const std::uint32_t kept = c.used & dgc_unsure ? c.used & (dgc_unsure | dgc_needless) : 0u;
     c.threshold = usable ? (__float_as_uint(next) & ~dgc_needless) | (off ? dgc_unsure : kept) : 0u;
   }
 }

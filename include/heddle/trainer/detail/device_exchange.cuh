@@ -6,7 +6,7 @@
 #include <heddle/comm/counting.hpp>
 #include <heddle/comm/hosted.cuh>
 #include <heddle/trainer/detail/checkpoint.hpp>
-#include <heddle/trainer/detail/device_forms.cuh>
+#include <heddle/trainer/detail/device_dgc.cuh>
 #include <heddle/trainer/detail/exchanged.hpp>
 #include <heddle/trainer/detail/worker.hpp>
 
@@ -16,6 +16,36 @@
 namespace heddle {
 inline namespace v0 {
 namespace detail {
+
+/// @cond
+struct norm_row {  // of a tensor: its gradient, and where it would begin behind the others
+  const float* gradient;
+  std::size_t begin;
+};
+struct norm_begin {
+  const norm_row* rows;
+  HEDDLE_HD std::size_t operator()(std::size_t i) const { return rows[i].begin - rows[0].begin; }
+};
+struct norm_square {
+  const norm_row* rows;
+  HEDDLE_HD double operator()(std::size_t tensor, std::size_t i) const {
+    const auto g = static_cast<double>(rows[tensor].gradient[i - (rows[tensor].begin - rows[0].begin)]);
+    return g * g;
+  }
+};
+template <class Transforms> struct norm_scale {
+  Transforms transforms;
+  float before;
+  int ranks;
+  float* factors;
+  HEDDLE_HD void operator()(std::size_t tensor, double squares) const {
+    factors[tensor] = scale_from(transforms, squares, before, ranks);
+  }
+};
+struct norm_add {
+  HEDDLE_HD double operator()(double a, double b) const { return a + b; }
+};
+/// @endcond
 
 // What `averager` is on the host, over tensors of a device: bucket by bucket, in the communicator's stream, from a
 // thread of its own, so that neither the program nor its streams wait before settle().
@@ -35,8 +65,9 @@ template <class Strategy, class Comm> class device_exchange {
         queue_{control_.inner().stream()},
         tensors_(tensors),
         wide_(queue_.stream),
-        form_(last_of(plan_.compressor), control_.size(), control_.rank(), tensors_, queue_),
+        form_(last_of(plan_.compressor), control_.size(), control_.rank()),
         flag_(queue_.stream),
+        norms_(queue_.stream),
         ready_(tensors.size()),
         buckets_of_(tensors.size()),
         work_(job_runner{this}, 1, control_.size() > 1 && threads(comm)) {
@@ -46,8 +77,16 @@ template <class Strategy, class Comm> class device_exchange {
       wide_at_.push_back(elements_);
       elements_ += t.count;
     }
+    wide_at_.push_back(elements_);
     if (kind::widens) check_cuda("data_parallel", wide_.reserve(elements_ * sizeof(float)));
+    if constexpr (kind::transforms) tell_norms();
     cut_buckets();
+    if constexpr (kind::holds) {
+      std::sort(parts_.begin(), parts_.end(), [](const held_part& a, const held_part& b) {
+        return a.tensor != b.tensor ? a.tensor < b.tensor : a.begin < b.begin;
+      });
+      form_.hold(parts_, queue_);
+    }
   }
   device_exchange(const device_exchange&) = delete;
   device_exchange& operator=(const device_exchange&) = delete;
@@ -79,11 +118,7 @@ template <class Strategy, class Comm> class device_exchange {
   };
   [[nodiscard]] open_mirror_type open_mirror() {
     if constexpr (kind::holds) {
-      typename kind::template list<held_part> parts;
-      for (std::size_t i = 0; i < tensors_.size(); ++i)
-        parts.push_back(
-            {i, 0, tensors_[i].count, static_cast<std::size_t>(control_.size()), form_.extra(tensors_[i].count)});
-      mirror_.emplace(host_resource{}, static_cast<std::size_t>(kind::slots), std::move(parts));
+      mirror_.emplace(host_resource{}, static_cast<std::size_t>(kind::slots), parts_);
     }
     return open_mirror_type(this);
   }
@@ -91,7 +126,8 @@ template <class Strategy, class Comm> class device_exchange {
     if constexpr (kind::holds) {
       each_held([&](float* here, float* there, std::size_t n) { cuda::copy(there, here, n, queue_); });
       for (const one& b : buckets_) {
-        form_.thresholds(b.work, b.sent, queue_, [&](std::size_t i, float from) { *extra_of(i) = from; });
+        form_.thresholds(b.work, queue_,
+                         [&](std::size_t i, std::size_t begin, float from) { *extra_of(i, begin) = from; });
       }
       mirror_->pack(out, [&](std::size_t i) { return steps > 0 && sends_at(i, steps - 1); });
     }
@@ -101,19 +137,24 @@ template <class Strategy, class Comm> class device_exchange {
     if constexpr (kind::holds) {
       mirror_->restore();
       each_held([&](float* here, float* there, std::size_t n) { cuda::copy(here, there, n, queue_); });
-      for (std::size_t i = 0; i < tensors_.size(); ++i) {
-        if (form_.extra(tensors_[i].count)) form_.begin_at(i, *extra_of(i));
+      for (const held_part& p : parts_) {
+        if (p.extra) form_.begin_at(p.tensor, p.begin, *extra_of(p.tensor, p.begin));
       }
       for (one& b : buckets_) b.work.forget();  // tables are made anew, from the thresholds
       queue_.synchronize();
     }
   }
-  // A slot of what is held of tensor i; a copy.
+  // A slot of what is held of tensor i here; a copy.
   std::vector<float> held(std::size_t i, std::size_t slot) const {
-    std::vector<float> all(tensors_[i].count);
+    std::vector<float> all;
     if constexpr (kind::holds) {
-      cuda::copy(static_cast<const float*>(form_.state(slot, i)), all.data(), all.size(), queue_);
-      queue_.synchronize();
+      for (const held_part& p : parts_) {
+        if (p.tensor != i) continue;
+        all.resize(all.size() + p.count);
+        cuda::copy(static_cast<const float*>(form_.state(slot, i, p.begin)), all.data() + all.size() - p.count, p.count,
+                   queue_);
+        queue_.synchronize();
+      }
     }
     return all;
   }
@@ -184,9 +225,8 @@ template <class Strategy, class Comm> class device_exchange {
       for (one& b : buckets_) {
         for (const bucket_piece& p : b.pieces) form_.correct(facts(p.tensor), p.tensor, queue_);
         elements_sent_ += form_.settle(
-            b.work, b.sent, [this](std::size_t i) { return facts(i); }, queue_,
-            [&](float* x, std::size_t n) { add_up(b, x, n); },
-            [&](std::byte* all, std::size_t bytes) { gather(all, bytes); });
+            b.work, b.sent, told{this, &b}, queue_, [&](float* x, std::size_t n) { add_up(b, x, n); },
+            [&](std::byte* all, const std::vector<std::size_t>& blocks) { gather(all, blocks); });
       }
       settled_.record(queue_);
       q.wait(settled_);
@@ -222,13 +262,32 @@ template <class Strategy, class Comm> class device_exchange {
     std::vector<interval> parts;         // the elements of each
     std::size_t tensors = 0, missing = 0, count = 0;
     gradient_type* run = nullptr;  // its elements, where these are one run of memory and travel as they are
-    stream_buffer elements;
+    stream_buffer elements, sums;  // what is averaged; with shards_held what is added up inside the group
     device_work work;
     std::optional<all_reduce_plan<typename kind::topology_type>> reduce{}, add{};
+    basic_schedule<typename kind::operation> inside{};
+    basic_executor<typename kind::operation> inside_engine{};
 
-    explicit one(cudaStream_t s) : elements(s), work(s) {}
+    explicit one(cudaStream_t s) : elements(s), sums(s), work(s) {}
   };
-
+  // What compressors ask of a bucket's tensors and parts.
+  struct told {
+    const device_exchange* self;
+    const one* b;
+    device_facts operator()(std::size_t i) const { return self->facts(i); }
+    float* target(const piece& p) const { return self->gradient(p.tensor) + p.begin; }
+    device_facts part(const piece& p) const {
+      device_facts f = self->facts(p.tensor);
+      if constexpr (kind::shards_held) {
+        if (f.context.parameter) f.context.parameter += p.begin;
+        f.gradient = reinterpret_cast<float*>(b->sums.data()) + p.position;
+        f.count = p.count;
+        f.context.ranks = self->senders();
+        f.factor = static_cast<float>(f.context.ranks) / static_cast<float>(self->control_.size());
+      }
+      return f;
+    }
+  };
   static bool threads(const Comm& comm) {
     if constexpr (has_progress<Comm>)
       return comm.progress() == progress::thread;
@@ -245,15 +304,16 @@ template <class Strategy, class Comm> class device_exchange {
   // f(in the mirror, on the device, count) for all that is held.
   template <class Function> void each_held(Function&& f) {
     float* here[kind::slots + 1];
-    for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      mirror_->pointers(i, 0, here);
-      for (int k = 0; k < kind::slots; ++k) f(here[k], form_.state(static_cast<std::size_t>(k), i), tensors_[i].count);
+    for (const held_part& p : parts_) {
+      mirror_->pointers(p.tensor, p.begin, here);
+      for (int k = 0; k < kind::slots; ++k)
+        f(here[k], form_.state(static_cast<std::size_t>(k), p.tensor, p.begin), p.count);
     }
     queue_.synchronize();
   }
-  float* extra_of(std::size_t i) {
+  float* extra_of(std::size_t i, std::size_t begin) {
     float* here[kind::slots + 1];
-    mirror_->pointers(i, 0, here);
+    mirror_->pointers(i, begin, here);
     return here[kind::slots];
   }
 
@@ -274,7 +334,86 @@ template <class Strategy, class Comm> class device_exchange {
         buckets_of_[i].push_back(buckets_.size() - 1);
       }
       b.tensors = b.all.size();
+      if constexpr (kind::shards_held) lay_out_shards(b, range);
+      if constexpr (kind::holds) hold_parts(b);
     }
+  }
+  // Ranks that each compress a gradient of the same elements.
+  int senders() const {
+    if constexpr (kind::shards_held)
+      return plan_.topology.groups(control_.size());
+    else
+      return control_.size();
+  }
+  // What each rank owns of its group's gradient of the tensors that are sent; these are the same in all steps.
+  void lay_out_shards(one& b, const bucket& range) {
+    const auto size = [&](std::size_t i) { return form_.sends(facts(i)) ? tensors_[i].count : 0; };
+    std::size_t n = 0;
+    for (std::size_t i = range.first; i < range.last; ++i) n += size(i);
+    b.work.owned.resize(static_cast<std::size_t>(control_.size()));
+    for (int r = 0; r < control_.size(); ++r) {
+      auto s = plan_.topology.inside(r, control_.size(), n);
+      cut(s.owned(), range.first, range.last, size, [&](const piece& p) {
+        if (p.own) b.work.owned[static_cast<std::size_t>(r)].push_back(p);
+      });
+      if (r == control_.rank()) b.inside = std::move(s);
+    }
+    b.inside_engine.prepare(control_.rank(), b.inside, sizeof(float), b.inside.owned());
+    check_cuda("data_parallel", b.sums.reserve(n * sizeof(float)));
+  }
+  void hold_parts(const one& b) {
+    for (const std::size_t i : b.all) {
+      if (!kind::shards_held || !form_.sends(facts(i))) {
+        parts_.push_back(
+            {i, 0, tensors_[i].count, static_cast<std::size_t>(control_.size()), form_.extra(tensors_[i].count)});
+        continue;
+      }
+      for (const piece& p : b.work.owned[static_cast<std::size_t>(control_.rank())]) {
+        if (p.tensor == i)
+          parts_.push_back({i, p.begin, p.count, static_cast<std::size_t>(senders()), form_.extra(p.count)});
+      }
+    }
+  }
+
+  // Tables for the norms of tensors, and what they give: factors of gradients.
+  void tell_norms() {
+    std::vector<norm_row> rows;
+    for (std::size_t i = 0; i < tensors_.size(); ++i) rows.push_back({gradient(i), wide_at_[i]});
+    rows.push_back({nullptr, elements_});
+    check_cuda("data_parallel",
+               norms_.reserve(rows.size() * sizeof(norm_row) + stream_buffer::rounded(rows.size() * sizeof(float))));
+    cuda::copy(rows.data(), norm_rows(), rows.size(), queue_);
+    queue_.synchronize();  // what was copied is on this stack
+  }
+  float* factors() const noexcept { return reinterpret_cast<float*>(norms_.data()); }
+  norm_row* norm_rows() const noexcept {
+    return reinterpret_cast<norm_row*>(norms_.data() + stream_buffer::rounded((tensors_.size() + 1) * sizeof(float)));
+  }
+  // What transforms multiply the gradients of a bucket by: found and left on the device, in one launch.
+  void find_factors(const one& b) {
+    const std::size_t first = b.all.front(), last = b.all.back() + 1;
+    if (weight_ == 0.0f) return cuda::fill(factors() + first, last - first, 1.0f, queue_);
+    cuda::reduce_segments(last - first, wide_at_[last] - wide_at_[first], norm_begin{norm_rows() + first}, 0.0,
+                          norm_add{}, norm_square{norm_rows() + first},
+                          norm_scale<std::remove_cvref_t<decltype(Strategy::compressor)>>{
+                              plan_.compressor, weight_ * rest_, control_.size(), factors() + first},
+                          pool_, queue_);
+  }
+
+  // The sum over the group of what is sent, of which this rank owns a part.
+  void sum_inside(one& b) {
+    std::size_t n = 0;
+    auto* const sums = reinterpret_cast<float*>(b.sums.data());
+    for (const std::size_t i : b.sent) {
+      cuda::for_each(tensors_[i].count, convert_by<float, float>{gradient(i), sums + n, facts(i).factor, 1.0f}, queue_);
+      n += tensors_[i].count;
+    }
+    const bulk_leaf<cuda, float, heddle::sum> added(heddle::sum{}, queue_);
+    const leaf l = added.get();
+    const header h = begin_call(
+        control_.inner(), on_topology({operation_kind::reduce_scatter, l.type, l.id, 0, 0, 1, n}, plan_.topology));
+    b.inside_engine.run_prepared(control_.inner(), b.inside, 0, b.inside.rounds(), h,
+                                 reinterpret_cast<std::byte*>(sums), &l);
   }
 
   // Which tensors of a bucket are averaged in this step, and where.
@@ -315,7 +454,9 @@ template <class Strategy, class Comm> class device_exchange {
     x.held_scale = agreed_.held_scale;
     float* g = nullptr;  // of what is sent as floats
     if constexpr (!kind::as_they_are) g = gradient(i);
-    return {g, tensors_[i].count, weight_ * rest_, x};
+    device_facts f{g, tensors_[i].count, weight_ * rest_, x};
+    if constexpr (kind::transforms) f.factor = device_factor(factors() + i);
+    return f;
   }
 
   void add_up(one& b, float* x, std::size_t n) {
@@ -323,9 +464,10 @@ template <class Strategy, class Comm> class device_exchange {
     (*b.add)(control_.inner(), x, bulk_leaf<cuda, float, heddle::sum>(heddle::sum{}, queue_).get());
   }
   // Every rank's block of so many bytes, the own one being in its place.
-  void gather(std::byte* all, std::size_t bytes) {
-    const std::vector<std::size_t> blocks(static_cast<std::size_t>(control_.size()), bytes);
-    const std::span<std::byte> data(all, bytes * blocks.size());
+  void gather(std::byte* all, const std::vector<std::size_t>& blocks) {
+    std::size_t bytes = 0;
+    for (const std::size_t n : blocks) bytes += n;
+    const std::span<std::byte> data(all, bytes);
     if constexpr (has_all_gather_schedule<typename kind::topology_type>)
       all_gather(control_.inner(), plan_.topology, data, std::span<const std::size_t>(blocks));
     else
@@ -351,24 +493,31 @@ template <class Strategy, class Comm> class device_exchange {
       }
     }
     lay_out(b);
+    if constexpr (kind::transforms) find_factors(b);
     if constexpr (kind::holds) {
       for (const std::size_t i : b.sent) {
         if (weight_ == 0.0f) cuda::fill(gradient(i), tensors_[i].count, 0.0f, queue_);
       }
+      if constexpr (kind::shards_held) {
+        if (!b.sent.empty()) sum_inside(b);
+      }
       elements_sent_ += form_.prepare(
-          b.work, b.sent, [this](std::size_t i) { return facts(i); }, flag(), queue_,
-          [&](float* x, std::size_t n) { add_up(b, x, n); },
-          [&](std::byte* all, std::size_t bytes) { gather(all, bytes); });
+          b.work, b.sent, told{this, &b}, flag(), queue_, [&](float* x, std::size_t n) { add_up(b, x, n); },
+          [&](std::byte* all, const std::vector<std::size_t>& blocks) { gather(all, blocks); });
     }
     if (b.count == 0) return;
     wire* const start = b.run ? reinterpret_cast<wire*>(b.run) : reinterpret_cast<wire*>(b.elements.data());
-    const float before = kind::as_they_are ? weight_ : b.run ? weight_ * rest_ : weight_ * rest_ / rest_;
+    const float before = kind::as_they_are ? weight_ : weight_ * rest_, over = b.run ? 1.0f : rest_;
     for (const bucket_piece& p : b.pieces) {
       const gradient_type* const from = gradient(p.tensor) + p.begin;
       if (weight_ == 0.0f)
         cuda::fill(start + p.offset, p.count, wire(0.0f), queue_);  // its memory may hold anything
-      else if (!b.run || before != 1.0f)
-        cuda::for_each(p.count, convert_one<gradient_type, wire>{from, start + p.offset, before}, queue_);
+      else if (!b.run || before != 1.0f || kind::transforms)
+        cuda::for_each(p.count,
+                       convert_by<gradient_type, wire>{
+                           from, start + p.offset, kind::transforms ? facts(p.tensor).factor : device_factor(before),
+                           kind::as_they_are ? 1.0f : over},
+                       queue_);
     }
     const bulk_leaf<cuda, wire, mean> l(mean{}, queue_);
     (*b.reduce)(control_.inner(), start, l.get());
@@ -402,8 +551,10 @@ template <class Strategy, class Comm> class device_exchange {
   stream_buffer wide_;
   device_form<typename kind::compressor_type> form_;
   std::optional<held_type> mirror_;
-  stream_buffer flag_;
-  list<cuda::event> ready_;  // of each tensor
+  stream_buffer flag_, norms_;
+  cuda::memory pool_;
+  typename kind::template list<held_part> parts_;  // whose state is here
+  list<cuda::event> ready_;                        // of each tensor
   std::vector<std::vector<std::size_t>> buckets_of_;
   list<one> buckets_;
   std::size_t next_ = 0;
