@@ -10,10 +10,15 @@
 
 #include <bit>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <limits>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
+
+#include <unistd.h>
 
 namespace {
 namespace hd = heddle;
@@ -212,6 +217,55 @@ TEST_CASE("compress: the device sends what the host would at the same threshold,
     hd::dgc_device any(std::span(&a, 1), q, false);
     CHECK_THROWS_AS(any.prepare({}, {}, bad.data(), q), hd::argument_error);
   }
+}
+
+TEST_CASE("compress: the state on a device is saved, goes on bit for bit, and is divided among other ranks") {
+  const hd::cuda::queue q{};
+  char folder[] = "/tmp/heddle-test-XXXXXX";
+  REQUIRE(::mkdtemp(folder) != nullptr);
+  const std::string files[2] = {std::string(folder) + "/0", std::string(folder) + "/1"};
+  std::vector<std::unique_ptr<one>> ranks;  // two of the same step, and one to go on elsewhere
+  std::vector<std::unique_ptr<hd::dgc_device>> passes;
+  const std::size_t n = 3000;
+  for (std::size_t r = 0; r < 3; ++r) {
+    ranks.push_back(std::make_unique<one>(q, n, 30, 37, 0));
+    const hd::dgc_segment segment = ranks.back()->segment(false);
+    passes.push_back(std::make_unique<hd::dgc_device>(std::span(&segment, 1), q, true));
+  }
+  const auto step = [&](std::size_t r, std::size_t s, std::size_t stream) {
+    std::vector<float> g(n);
+    for (std::size_t i = 0; i < n; ++i) g[i] = normal(500 + 10 * s + stream, i);
+    hd::cuda::copy(g.data(), ranks[r]->g_.data(), n, q);
+    q.synchronize();
+    passes[r]->step({}, {.step = s, .ranks = 2, .momentum = 0.9f}, q);
+    q.synchronize();
+  };
+  for (std::size_t s = 0; s < 8; ++s) step(0, s, 0), step(1, s, 1);
+  for (const std::size_t r : {0, 1}) passes[r]->save(files[r], q);
+  passes[2]->load(std::span(files, 1), 1, q);
+  step(0, 8, 0);
+  step(2, 8, 0);
+  CHECK(ranks[2]->u_.get() == ranks[0]->u_.get());
+  CHECK(ranks[2]->v_.get() == ranks[0]->v_.get());
+  CHECK(ranks[2]->index_.get() == ranks[0]->index_.get());
+  passes[0]->load(std::span(files, 1), 1, q);
+  passes[2]->load(files, 3, q);  // each of three
+  const std::vector<float> a = ranks[0]->v_.get(), b = ranks[1]->v_.get(), third = ranks[2]->v_.get();
+  double worst = 0.0;
+  for (std::size_t i = 0; i < n; ++i)
+    worst = std::max(worst, std::fabs(static_cast<double>(third[i]) - (static_cast<double>(a[i]) + b[i]) / 3.0));
+  CHECK(worst < 1e-6);
+  step(2, 8, 0);
+  const std::uint32_t found = found_in(passes[2]->control(), q);
+  CHECK((found >= 15 && found <= 37));
+  CHECK_THROWS_AS(passes[2]->load({}, 1, q), hd::argument_error);
+  CHECK_THROWS_AS(passes[2]->load(files, 0, q), hd::argument_error);
+  const std::vector<float> before = ranks[2]->v_.get();
+  std::remove(files[1].c_str());
+  CHECK_THROWS_AS(passes[2]->load(files, 3, q), hd::file_error);
+  CHECK(ranks[2]->v_.get() == before);
+  std::remove(files[0].c_str());
+  ::rmdir(folder);
 }
 
 TEST_CASE("compress: the threshold is steered into 0.5 to 1.25 of what is wanted") {

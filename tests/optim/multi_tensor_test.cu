@@ -20,8 +20,14 @@
 #endif
 
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
 #include <random>
+#include <string>
 #include <vector>
+
+#include <unistd.h>
 
 namespace hd = heddle;
 
@@ -68,11 +74,30 @@ template <class Backend, class Rule, class Element> void check(const Rule& rule)
       at += n;
     }
     Backend::copy(start.data(), p, total, q);
-    hd::multi_tensor<Backend, Rule, Element, scarce<Backend>> update(rule, items, memory, q);
+    using update_type = hd::multi_tensor<Backend, Rule, Element, scarce<Backend>>;
+    auto running = std::make_unique<update_type>(rule, items, memory, q);
     for (std::size_t step = 0; step < 5; ++step) {
       const auto gradients = numbers<Element>(static_cast<unsigned>(step) + 2, loss_scale);
       Backend::copy(gradients.data(), g, total, q);
       double squares = 0.0, exact = 0.0;
+      if (step == 2) {  // goes on from a file, whatever 16-bit parameters were left behind
+        char folder[] = "/tmp/heddle-test-XXXXXX";
+        REQUIRE(::mkdtemp(folder) != nullptr);
+        const std::string file = std::string(folder) + "/state";
+        running->save(file, q);
+        if (sizeof(Element) == 2) Backend::fill(p, total, Element(7.0f), q);
+        running = std::make_unique<update_type>(rule, items, memory, q);
+        running->load(file, q);
+        CHECK(running->steps() == 2);
+        const auto some = std::span<const hd::update_item<Element>>(items).first(5);
+        update_type other(rule, some, memory, q);
+        CHECK_THROWS_AS(other.load(file, q), hd::file_error);
+        CHECK(other.steps() == 0);
+        std::remove(file.c_str());
+        CHECK_THROWS_AS(running->load(file, q), hd::file_error);
+        ::rmdir(folder);
+      }
+      update_type& update = *running;
       update.squares(norm, memory, q);
       const float lr = step == 3 ? 0.0f : 0.01f;  // at a rate of 0 moments move, ftrl's state doesn't
       if (hd::has_layer_step<Rule>) {  // what has no memory for its norms moves nothing
@@ -104,6 +129,7 @@ template <class Backend, class Rule, class Element> void check(const Rule& rule)
       }
       CHECK(squares == Approx(exact).epsilon(1e-12));
     }
+    update_type& update = *running;
     CHECK(update.steps() == 5);
     if constexpr (Rule::slots > 0) {
       std::vector<float> slot(total);

@@ -13,8 +13,13 @@
 #include "../support/catch.hpp"
 
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <random>
+#include <string>
 #include <vector>
+
+#include <unistd.h>
 
 namespace hd = heddle;
 
@@ -157,6 +162,36 @@ TEST_CASE("gradients of several batches add up to that of one, weighted by sampl
     sums.count(samples);
   }
   CHECK(sums.samples() == 8.0);
+  char folder[] = "/tmp/heddle-test-XXXXXX";
+  REQUIRE(::mkdtemp(folder) != nullptr);
+  const std::string files[2] = {std::string(folder) + "/a", std::string(folder) + "/b"};
+  {  // saved in the middle of a step, and taken over: by as many ranks, or by fewer
+    sums.save(files[0]);
+    hd::accumulation other(sizes), both(sizes);
+    other.load(std::span(files, 1));
+    CHECK(other.samples() == 8.0);
+    std::vector<float> one(1025), two(1025);
+    other.take(0, out.data());
+    sums.take(0, one.data());
+    CHECK(out == one);
+    const std::vector<float> ones(1025, 1.0f);
+    other.clear();
+    other.add(0, ones.data(), 24.0);
+    other.count(24.0);
+    other.save(files[1]);
+    both.load(files);
+    both.take(0, two.data());
+    CHECK(both.samples() == 32.0);
+    for (std::size_t k = 0; k < two.size(); ++k) CHECK(two[k] == Approx((8.0 * one[k] + 24.0) / 32.0));
+    const std::size_t others[3] = {1025, 1, 3};
+    hd::accumulation foreign(others);
+    CHECK_THROWS_AS(foreign.load(files), hd::file_error);
+    const std::string missing[1] = {std::string(folder) + "/c"};
+    CHECK_THROWS_AS(both.load(missing), hd::file_error);
+    CHECK(both.samples() == 32.0);
+    for (const std::string& file : files) std::remove(file.c_str());
+    ::rmdir(folder);
+  }
   sums.take(0, out.data());
   sums.take(1, static_cast<float*>(nullptr));
   for (std::size_t k = 0; k < out.size(); ++k) CHECK(out[k] == Approx(exact[k]).margin(1e-6));

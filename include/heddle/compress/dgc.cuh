@@ -4,6 +4,7 @@
 
 #include <heddle/compress/detail/dgc_kernels.cuh>
 #include <heddle/compress/dgc.hpp>
+#include <heddle/core/archive.hpp>
 #include <heddle/core/cuda.cuh>
 
 #include <span>
@@ -28,17 +29,19 @@ inline namespace v0 {
 /// Wire:    8 bytes per entry as it lies in memory; `append_sparse` makes the shortest form of a sorted list.
 /// State:   8 bytes per element (U and V, the caller's), 16 per tensor, 8 per 1024 elements.
 /// Traffic: `step` 20 bytes per element and launch, 24 with weight decay, the least for one pass; 8 + 8 bytes per 1024
-///          elements for sorted lists; `prepare` 12 and `commit` 20, 4 more each with weight decay; `finite` 4; `fits` 12, 16 with weight decay. A sample reads 12 bytes of each of
-///          64 n / k elements, at least of 8192 (k of n are wanted), here and there, twice.
+///          elements for sorted lists; `prepare` 12 and `commit` 20, the least for two halves, 4 more each with weight
+///          decay; `finite` 4; `fits` 12, 16 with weight decay. A sample reads 12 bytes of each of 64 n / k elements,
+///          at least of 8192 (k of n are wanted), here and there, twice.
 /// Order:   as `dgc`.
-/// Sync:    the constructor waits for its copy; everything else only enqueues.
+/// Sync:    the constructor, save() and load() wait for their copies; everything else only enqueues.
 /// Paper:   as `dgc`; the look-back of sorted lists: Merrill, Garland 2016.
 /// Throws:  argument_error for a null pointer, a tensor of 2^32 - 1 elements or more, or too many of them; cuda_error.
 class dgc_device {
  public:
   /// @param segments The tensors; what they point to must outlive this object. @param q Where it is set up.
   /// @param sorted Whether entries come in rising order of their index, the same on every run; else in any order.
-  dgc_device(std::span<const dgc_segment> segments, cuda::queue q, bool sorted = false) : queue_(q), sorted_(sorted) {
+  dgc_device(std::span<const dgc_segment> segments, cuda::queue q, bool sorted = false)
+      : segments_(segments.begin(), segments.end()), queue_(q), sorted_(sorted) {
     std::vector<detail::dgc_row> rows;
     for (const dgc_segment& s : segments) {
       check(s);
@@ -120,8 +123,8 @@ class dgc_device {
   /// left them. @param c As for `prepare`. @param x As for `prepare`. @param q Queue.
   void commit(const dgc& c, const encode_context& x, cuda::queue q) {
     if (tiles_ == 0) return;
-    launch("dgc_device::commit", blocks(), detail::dgc_commit_kernel<std::uint64_t>, q, table(), scalars(x, c.masking && x.step >= c.begin_step),
-           std::uint64_t{tiles_});
+    launch("dgc_device::commit", blocks(), detail::dgc_commit_kernel<std::uint64_t>, q, table(),
+           scalars(x, c.masking && x.step >= c.begin_step), std::uint64_t{tiles_});
     steer("dgc_device::commit", q);
   }
 
@@ -136,6 +139,64 @@ class dgc_device {
     const std::size_t wanted = (count - 1) / detail::dgc_threads + 1;
     launch("dgc_device::add", static_cast<unsigned>((std::min)(wanted, most_blocks)),
            detail::dgc_add_kernel<std::size_t>, q, index, value, count, sum);
+  }
+
+  /// @brief Writes U, V and thresholds, between two steps. Synchronises. Throws: file_error; cuda_error.
+  void save(const std::string& path, cuda::queue q) const {
+    archive_writer out;
+    out.put(static_cast<std::uint64_t>(segments_.size()));
+    std::vector<dgc_control> control(segments_.size());
+    cuda::copy(static_cast<const dgc_control*>(control_), control.data(), control.size(), q);
+    q.synchronize();
+    std::vector<float> block;
+    for (std::size_t k = 0; k < segments_.size(); ++k) {
+      out.put(control[k].threshold);
+      for (const float* from : {segments_[k].u, segments_[k].v}) {
+        block.resize(segments_[k].count);
+        cuda::copy(from, block.data(), block.size(), q);
+        q.synchronize();
+        out.put(block.data(), block.size());
+      }
+    }
+    out.write(path);
+  }
+  /// @brief Goes on with what was saved: with this rank's file bit for bit; with those of all ranks that there were, in
+  /// the same order everywhere, with an even part of all that they held, thresholds being sampled anew. Synchronises.
+  /// @param paths The file, or all files. @param ranks Among how many ranks these are divided; 1 for one's own.
+  /// @param q Queue. Throws: argument_error for no file or no rank; file_error if one is missing, damaged, or of tensors
+  /// of other sizes, and nothing has changed then; cuda_error.
+  void load(std::span<const std::string> paths, int ranks, cuda::queue q) {
+    if (paths.empty() || ranks < 1)
+      throw argument_error("heddle::dgc_device::load: " + std::to_string(paths.size()) + " files for " +
+                           std::to_string(ranks) + " ranks, allowed is 1 or more of each");
+    const bool own = paths.size() == 1 && ranks == 1;
+    std::vector<std::vector<double>> sums(2 * segments_.size());
+    std::vector<dgc_control> control(segments_.size());
+    std::vector<float> block;
+    for (const std::string& path : paths) {
+      archive_reader in(path);
+      if (in.get<std::uint64_t>() != segments_.size()) in.refuse("it has another number of tensors");
+      for (std::size_t k = 0; k < segments_.size(); ++k) {
+        const auto threshold = in.get<std::uint32_t>();
+        control[k] = {own ? threshold : 0, 0, 0, 0};
+        for (const std::size_t slot : {2 * k, 2 * k + 1}) {
+          block.resize(segments_[k].count);
+          in.get(block.data(), block.size());
+          sums[slot].resize(block.size());
+          for (std::size_t i = 0; i < block.size(); ++i) sums[slot][i] += static_cast<double>(block[i]);
+        }
+      }
+      in.finish();
+    }
+    for (std::size_t slot = 0; slot < sums.size(); ++slot) {
+      block.clear();
+      for (const double x : sums[slot]) block.push_back(static_cast<float>(x / ranks));
+      cuda::copy(static_cast<const float*>(block.data()), slot % 2 ? segments_[slot / 2].v : segments_[slot / 2].u,
+                 block.size(), q);
+      q.synchronize();
+    }
+    cuda::copy(static_cast<const dgc_control*>(control.data()), control_, control.size(), q);
+    q.synchronize();  // what was copied is on this stack
   }
 
   /// What the last step found of each segment, in device memory; its thresholds are state for a checkpoint to keep.
@@ -192,6 +253,7 @@ class dgc_device {
     detail::check_cuda(what, cudaLaunchKernelEx(&config, kernel, static_cast<Formal>(actual)...));
   }
 
+  std::vector<dgc_segment> segments_;
   cuda::queue queue_;
   bool sorted_;
   std::size_t tiles_ = 0, rows_ = 0, bytes_ = 0;

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <heddle/core/archive.hpp>
 #include <heddle/core/convert.hpp>
 #include <heddle/core/error.hpp>
 
@@ -10,6 +11,7 @@
 #include <iterator>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace heddle {
@@ -32,7 +34,7 @@ inline namespace v0 {
 /// State:   4 bytes per element.
 /// Traffic: 12 bytes per element and batch, 8 to take the mean.
 /// Sync:    never.
-/// Throws:  argument_error for a tensor that isn't there, or samples that are negative or not finite.
+/// Throws:  argument_error for a tensor that isn't there, or samples that are negative or not finite; file_error.
 class accumulation {
  public:
   /// @param sizes Elements of each tensor.
@@ -64,6 +66,37 @@ class accumulation {
   template <class Element> void take(std::size_t i, Element* gradient) const {
     const std::vector<float>& sum = sums_[checked(i)];
     convert_scaled(sum.data(), gradient, sum.size(), samples_ > 0.0 ? static_cast<float>(1.0 / samples_) : 0.0f);
+  }
+  /// @brief Writes sums and samples of this rank, in the middle of a step.
+  /// Throws: file_error.
+  void save(const std::string& path) const {
+    archive_writer out;
+    out.put(static_cast<std::uint64_t>(sums_.size()));
+    for (const std::vector<float>& sum : sums_) out.put(sum.data(), sum.size());
+    out.put(samples_);
+    out.write(path);
+  }
+  /// @brief Goes on with what was saved: with this rank's file as if nothing had happened, with several files, of ranks
+  /// that are there no more, with all that is in them. So each file goes to one rank, and the mean stays.
+  /// @param paths Files of save(); none: as clear(). Throws: file_error if one is missing, damaged or of other tensors;
+  /// nothing has changed then.
+  void load(std::span<const std::string> paths) {
+    accumulation all(*this);
+    all.clear();
+    for (const std::string& path : paths) {
+      archive_reader in(path);
+      if (in.get<std::uint64_t>() != sums_.size()) in.refuse("it has another number of tensors");
+      std::vector<float> block;
+      for (std::vector<float>& sum : all.sums_) {
+        block.resize(sum.size());
+        in.get(block.data(), block.size());
+        for (std::size_t k = 0; k < sum.size(); ++k) sum[k] += block[k];
+      }
+      all.samples_ += in.get<double>();
+      in.finish();
+    }
+    sums_ = std::move(all.sums_);
+    samples_ = all.samples_;
   }
   /// Forgets everything.
   void clear() noexcept {

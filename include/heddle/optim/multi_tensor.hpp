@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <heddle/core/archive.hpp>
 #include <heddle/core/backend.hpp>
 #include <heddle/core/detail/temporary.hpp>
 #include <heddle/core/error.hpp>
@@ -162,6 +163,16 @@ template <class Item> struct begin_master {
   }
 };
 
+template <class Item> struct end_master {  // the other way
+  const update_row<Item>* rows;
+  std::size_t tensors;
+  const float* master;
+  HEDDLE_HD void operator()(std::size_t i) const {
+    const update_row<Item>& row = rows[find_row(rows, tensors, i)];
+    row.item.parameter[i - row.begin] = typename Item::element(master[i]);
+  }
+};
+
 template <class Item> struct gradient_square {
   const update_row<Item>* rows;
   std::size_t tensors;
@@ -190,7 +201,7 @@ struct add_doubles {
 ///          Layerwise rules (lars, lamb) take a pass more for the norms of all tensors: two launches, 28 and 44 bytes
 ///          per element in float.
 /// Order:   after the exchange of gradients. Rules with element_step() or layer_step().
-/// Sync:    the constructor synchronises the queue, everything else only enqueues.
+/// Sync:    the constructor, items(), save() and load() synchronise the queue, everything else only enqueues.
 /// Throws:  argument_error for null pointers with a count, or numbers outside their range; what the resource throws. No
 ///          state has moved then.
 /// @tparam Backend host or cuda. @tparam Rule An update rule. @tparam Element float, float16 or bfloat16.
@@ -258,6 +269,38 @@ class multi_tensor {
     return reinterpret_cast<float*>(state_.data()) + static_cast<std::size_t>(slot) * total_;
   }
 
+  /// @brief Writes steps and state; float parameters, which are the caller's, are not part of it. Synchronises.
+  /// Throws: file_error; what the backend throws.
+  void save(const std::string& path, queue_type q) {
+    std::vector<float> values(total_ * slots);
+    Backend::copy(static_cast<const float*>(state(0)), values.data(), values.size(), q);
+    q.synchronize();
+    archive_writer out;
+    out.put(signature());
+    out.put(begins_.data(), begins_.size());
+    out.put(static_cast<std::uint64_t>(steps_));
+    out.put(values.data(), values.size());
+    out.write(path);
+  }
+  /// @brief Goes on with what was saved, bit for bit; 16-bit parameters are written, too. Replicas hold the same, so any
+  /// rank's file will do, also on another number of ranks. Synchronises.
+  /// Throws: file_error if it is missing, damaged, or of another rule or other tensors: nothing has changed then.
+  void load(const std::string& path, queue_type q) {
+    archive_reader in(path);
+    if (in.get_string() != signature()) in.refuse("it is of another rule or type");
+    std::vector<std::size_t> begins(begins_.size());
+    in.get(begins.data(), begins.size());
+    if (begins != begins_) in.refuse("its tensors have other sizes");
+    const auto steps = static_cast<std::size_t>(in.get<std::uint64_t>());
+    std::vector<float> values(total_ * slots);
+    in.get(values.data(), values.size());
+    in.finish();
+    Backend::copy(static_cast<const float*>(values.data()), state(0), values.size(), q);
+    if constexpr (narrow) Backend::for_each(total_, detail::end_master<item>{rows(), tensors_, state(Rule::slots)}, q);
+    q.synchronize();  // the values are on this stack
+    steps_ = steps;
+  }
+
   /// @brief *result = sum of the squares of all gradients, in the backend's memory: not finite where one isn't.
   void squares(double* result, Resource& resource, queue_type q) {
     Backend::transform_reduce(total_, 0.0, detail::add_doubles{}, detail::gradient_square<item>{rows(), tensors_},
@@ -293,6 +336,11 @@ class multi_tensor {
   }
 
  private:
+  std::string signature() const {
+    std::string text = std::to_string(slots) + " slots";
+    if constexpr (requires { rule_.name(); }) text += " of " + rule_.name();
+    return text;
+  }
   static std::size_t sum(std::span<const item> items) {
     std::size_t n = 0;
     for (const item& t : items) {
