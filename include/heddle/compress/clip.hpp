@@ -16,8 +16,8 @@ inline namespace v0 {
 /// gradients sum to max_norm. For the rank's own gradient g that is norm(g) <= max_norm P^1/2; with one rank, max_norm.
 /// Wire:    nothing.
 /// State:   none.
-/// Traffic: 4 bytes read per element for the norm; the scaling is part of the encoder's pass. On a device the norms of a
-///          bucket's tensors are one launch, and encoders read the scale where it is.
+/// Traffic: 4 bytes read per element for the norm; the scaling is part of the encoder's pass. On a device the norms of
+///          a bucket's tensors are one launch, and encoders read the scale where it is.
 /// Order:   before a compressor; several apply from left to right.
 /// Sync:    never.
 /// Paper:   Lin et al. 2018, section 3.2 (local gradient clipping).

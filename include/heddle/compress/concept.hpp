@@ -260,8 +260,8 @@ concept compressor = elementwise_compressor<Compressor> || packet_compressor<Com
 template <class Transform>
 concept transform = has_scale<Transform> && !compressor<Transform>;
 
-/// Has `scale_of(squares, before, ranks)`: `scale` from nothing but the sum of the gradient's squares; marked HEDDLE_HD,
-/// so that it can be found where the gradient is. Transforms that have it run over tensors of a device.
+/// Has `scale_of(squares, before, ranks)`: `scale` from nothing but the sum of the gradient's squares; marked
+/// HEDDLE_HD, so that it can be found where the gradient is. Transforms that have it run over tensors of a device.
 template <class Transform>
 concept has_scale_of = requires(const Transform& t, double squares, float before, int ranks) {
   { t.scale_of(squares, before, ranks) } -> std::same_as<float>;

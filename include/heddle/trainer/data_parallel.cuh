@@ -182,8 +182,8 @@ class data_parallel<Strategy, Comm, Optimizer> {
     }
   }
 
-  /// @brief A copy of what the compressor holds back of a tensor on this rank, of DGC U and V; with sharded{} of what it
-  /// owns of it. Waits for the device.
+  /// @brief A copy of what the compressor holds back of a tensor on this rank, of DGC U and V; with sharded{} of what
+  /// it owns of it. Waits for the device.
   /// Throws: argument_error if there is no such tensor or slot; cuda_error.
   std::vector<float> held(std::size_t tensor, int slot) const {
     if (tensor >= tensors_.size() || slot < 0 || slot >= exchange_kind::slots)

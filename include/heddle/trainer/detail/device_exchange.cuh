@@ -363,15 +363,15 @@ template <class Strategy, class Comm> class device_exchange {
   }
   void hold_parts(const one& b) {
     for (const std::size_t i : b.all) {
-      if (!kind::shards_held || !form_.sends(facts(i))) {
-        parts_.push_back(
-            {i, 0, tensors_[i].count, static_cast<std::size_t>(control_.size()), form_.extra(tensors_[i].count)});
-        continue;
+      if constexpr (kind::shards_held) {
+        for (const piece& p : b.work.owned[static_cast<std::size_t>(control_.rank())]) {
+          if (p.tensor == i)
+            parts_.push_back({i, p.begin, p.count, static_cast<std::size_t>(senders()), form_.extra(p.count)});
+        }
+        if (form_.sends(facts(i))) continue;
       }
-      for (const piece& p : b.work.owned[static_cast<std::size_t>(control_.rank())]) {
-        if (p.tensor == i)
-          parts_.push_back({i, p.begin, p.count, static_cast<std::size_t>(senders()), form_.extra(p.count)});
-      }
+      parts_.push_back(
+          {i, 0, tensors_[i].count, static_cast<std::size_t>(control_.size()), form_.extra(tensors_[i].count)});
     }
   }
 

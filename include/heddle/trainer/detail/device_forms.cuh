@@ -117,11 +117,11 @@ struct device_work {
   }
 };
 
-// How data_parallel runs a compressor over tensors of a device. prepare() is called during backward and moves no
-// state, settle() when all ranks know that the step counts; sum(p, n) adds up n floats over all ranks, gather(p,
-// blocks) hands around so many bytes of each rank. hold() is told of what there is to be state. Both halves return how many elements they have handed around. A tensor
-// that isn't sent is averaged in float; then fits() flags it if correct() would leave float's range, to which it is
-// given where the step counts.
+// How data_parallel runs a compressor over tensors of a device. hold() is told what there is to be state of. prepare()
+// is called during backward and moves no state, settle() when all ranks know that the step counts; sum(p, n) adds up n
+// floats over all ranks, gather(p, blocks) hands around so many bytes of each rank. Both halves return how many
+// elements they have handed around. A tensor that isn't sent is averaged in float; then fits() flags it if correct()
+// would leave float's range, to which it is given where the step counts.
 template <class Compressor> struct device_form {
   static constexpr bool exists = false;
 };
