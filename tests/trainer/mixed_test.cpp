@@ -3,6 +3,7 @@
 //
 // Mixed precision: against a simulation in double that rounds where the definition does, against runs without a bad
 // step, and against itself through checkpoints.
+#include <heddle/comm/rank_group.hpp>
 #include <heddle/mode/zero1.hpp>
 
 #include "support.hpp"
@@ -222,4 +223,84 @@ TEST_CASE("steps, save, load and steps are the steps, bit for bit, with the scal
   resumes(local, rule, 3, 3);  // saved between meetings
   const hd::mixed<hd::float16> rising{.scale = 1024.0f, .growth = 3};  // the scale is 4096 when it is saved
   resumes(hd::strategy{.precision = rising}, rule, 2, 2);
+}
+
+namespace {
+// Four ranks: groups of two average every step in mixed precision, and their float masters meet every third one.
+// Masters and parameters of every rank after `steps`, of which those before `saved` by trainers that were saved.
+template <class Precision>
+std::array<std::vector<std::vector<float>>, 2> groups_train(const Precision& precision, std::size_t steps, std::size_t saved) {
+  const scratch_directory place;
+  std::array<std::vector<std::vector<float>>, 2> out{std::vector<std::vector<float>>(4), std::vector<std::vector<float>>(4)};
+  hd::threads::run(ranks_of(4), [&](auto& comm) {
+    narrow_quadratic<typename Precision::element> m;
+    const auto rank = static_cast<std::size_t>(comm.rank());
+    hd::rank_group inside(comm, comm.rank() / 2), between(comm, comm.rank() % 2);
+    for (std::size_t from = 0, to = saved; from < steps; from = std::exchange(to, steps)) {
+      hd::data_parallel dp{hd::strategy{.precision = precision}, inside, m.tensors(), hd::sgd{}};
+      hd::data_parallel outer{hd::strategy{.mode = hd::local_sgd{.period = 3}}, between, dp.masters(), hd::sgd{},
+                              hd::unused::treat_as_zero};
+      const std::string own = place.path() + "/in" + std::to_string(rank / 2), others = place.path() + "/between" + std::to_string(rank % 2);
+      if (from > 0) {
+        dp.load(own);
+        outer.load(others);
+        dp.round_masters();
+      }
+      for (std::size_t s = from; s < to; ++s) {
+        RANK_CHECK_FALSE(narrow_step(dp, m, s, comm.rank(), 4, false, {.lr = 0.002f}).skipped);
+        if (outer.step({}).met) dp.round_masters();
+      }
+      out[0][rank].clear();
+      for (const hd::tensor& t : dp.masters()) {
+        const float* const p = static_cast<const float*>(t.parameter);
+        out[0][rank].insert(out[0][rank].end(), p, p + t.count);
+      }
+      out[1][rank] = m.floats();
+      if (to == steps) break;
+      dp.save(own);
+      outer.save(others);
+      m = {};
+      hd::barrier(comm);
+    }
+  });
+  return out;
+}
+}  // namespace
+
+TEST_CASE("groups in mixed precision meet by their float masters, and the steps between are not lost") {
+  constexpr std::size_t steps = 16;
+  const hd::mixed<hd::bfloat16> precision;
+  const auto [masters, w] = groups_train(precision, steps, steps);
+  std::vector<std::vector<double>> expected(2, std::vector<double>(quadratic::count, 0.5));
+  std::vector<double> read(quadratic::count), g(quadratic::count);
+  for (std::size_t s = 0; s < steps; ++s) {
+    for (int k = 0; k < 2; ++k) {
+      auto& master = expected[static_cast<std::size_t>(k)];
+      std::vector<double> mean(quadratic::count, 0.0);
+      for (std::size_t i = 0; i < read.size(); ++i) read[i] = to_bf16(master[i]);
+      for (int r = 2 * k; r < 2 * k + 2; ++r) {
+        quadratic::gradient(read.data(), g.data(), first_sample(s, r, 4, 2), 2);
+        for (std::size_t i = 0; i < mean.size(); ++i) mean[i] += to_bf16(g[i]) / 2;
+      }
+      for (std::size_t i = 0; i < mean.size(); ++i) master[i] -= static_cast<double>(0.002f) * to_bf16(mean[i]);
+    }
+    for (std::size_t i = 0; s % 3 == 2 && i < g.size(); ++i)
+      expected[0][i] = expected[1][i] = (expected[0][i] + expected[1][i]) / 2;
+  }
+  for (std::size_t r = 0; r < 4; ++r) {
+    double worst = 0.0, moved = 0.0, rounded = 0.0;
+    for (std::size_t i = 0; i < quadratic::count; ++i) {
+      worst = std::max(worst, std::fabs(masters[r][i] - expected[r / 2][i]));
+      moved = std::max(moved, std::fabs(masters[r][i] - 0.5));
+      rounded = std::max(rounded, std::fabs(w[r][i] - to_bf16(masters[r][i])));
+    }
+    CHECK(worst < 2e-5);  // of a step that is rounded to the other side
+    CHECK(moved > 0.01);  // in steps shorter than what 16 bits tell from 0.5
+    CHECK(rounded == 0.0);
+  }
+  CHECK((masters[0] == masters[1] && masters[2] == masters[3] && masters[0] != masters[2]));  // after step 16
+  const auto met = groups_train(hd::mixed<hd::float16>{.scale = 1024.0f}, 15, 15);
+  CHECK(all_equal(met[0]));
+  CHECK(all_equal(met[1]));
+  CHECK(groups_train(precision, steps, 7) == groups_train(precision, steps, steps));  // saved between meetings
 }

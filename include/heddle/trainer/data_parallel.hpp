@@ -99,6 +99,32 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   /// Parameters to read in forward and backward, one pointer per tensor.
   std::span<element* const> parameters() const noexcept { return detail::as_span(parameters_); }
 
+  /// @brief What the rule updates, for a second trainer over other ranks (docs/mode.md, "Groups"): under mixed precision
+  /// the float masters, with gradients of their own, 4 bytes per element; else the model's tensors. The second trainer
+  /// must go before this one. Not where masters are sharded.
+  std::vector<tensor> masters()
+    requires(!(mixes && shards))
+  {
+    std::vector<tensor> all = tensors_;
+    if constexpr (mixes) {
+      if (!master_gradients_) master_gradients_.emplace(plan_.memory, detail::extent(whole_));
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        all[i].parameter = masters_[i];
+        all[i].gradient = master_gradients_->data() + whole_[i].state;
+        all[i].type = dtype::f32;
+      }
+    }
+    return all;
+  }
+
+  /// Writes the parameters that masters stand for, after somebody else has changed these. In full precision nothing.
+  void round_masters() {
+    if constexpr (mixes) {
+      for (const detail::piece& p : state_pieces())
+        convert(update_.state(slots, p.state), parameters_[p.tensor] + p.begin, p.count);
+    }
+  }
+
   /// What to multiply the loss by before backward, so that 16-bit gradients keep small values; 1 in full precision. The
   /// same on all ranks, and until the next step().
   float loss_scale() const noexcept { return scale_.scale; }
@@ -202,7 +228,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   heddle::report report() const {
     heddle::report r = average_->report(done_);
     r.steps = steps_;
-    r.state_bytes += update_.bytes() + drift_.bytes();
+    r.state_bytes += update_.bytes() + drift_.bytes() + (master_gradients_ ? master_gradients_->bytes() : 0);
     return r;
   }
 
@@ -272,14 +298,6 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
 
   // Everything that has optimizer state here.
   const std::vector<detail::piece>& state_pieces() { return shards ? average_->pieces() : whole_; }
-
-  // Writes the parameters that float masters stand for.
-  void round_masters() {
-    if constexpr (mixes) {
-      for (const detail::piece& p : state_pieces())
-        convert(update_.state(slots, p.state), parameters_[p.tensor] + p.begin, p.count);
-    }
-  }
 
   auto visitor() {
     return [this](std::size_t i, auto&& f) { each_state(i, f); };
@@ -414,13 +432,14 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   std::vector<float*> masters_;  // of whole tensors, which the rule updates
   detail::known_rate rate_;
   loss_scale_state scale_;
-  std::uint32_t bad_ = 0;             // local steps skipped for an infinity since the last meeting
+  std::uint32_t bad_ = 0;      // local steps skipped for an infinity since the last meeting
   list<detail::piece> whole_;  // every tensor as one piece
   drift_type drift_;
   std::unique_ptr<averager> average_;
   detail::piecewise<typename kind::rule_type, static_cast<int>(held_slots), typename averager::memory_type, element,
                     typename averager::gradient_type>
       update_;
+  std::optional<buffer<float, typename averager::memory_type>> master_gradients_;  // for another trainer
   int unwinding_;
   std::size_t steps_ = 0;       // steps taken
   std::uint64_t sequence_ = 0;  // exchanges opened
