@@ -245,6 +245,50 @@ TEST_CASE("a server that waits for everybody gives the bits of every_step over n
   }
 }
 
+TEST_CASE("it does with samples that differ, ranks that have joined and a limit on elements, and refuses one on the norm") {
+  const auto train_uneven = [](const auto& plan, int ranks, hd::step_options o) {
+    std::vector<std::vector<float>> out(static_cast<std::size_t>(ranks));
+    on_threads(ranks, [&](auto& comm) {
+      quadratic m;
+      hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{.momentum = 0.9f}};
+      const auto rank = static_cast<std::size_t>(comm.rank());
+      for (std::size_t s = 0; s < 5 + 3 * rank; ++s) {
+        const std::size_t n = (rank + s) % 3 == 2 ? 0 : 1 + 2 * rank + s;
+        dp.begin({.samples = static_cast<double>(n)});
+        quadratic::gradient(m.w.data(), m.g.data(), first_sample(s, comm.rank(), ranks, 40), n);
+        for (std::size_t i = quadratic::sizes.size(); i-- > 0;) dp.ready(i);
+        dp.step(o);
+      }
+      dp.join();
+      out[rank] = m.w;
+    });
+    return out;
+  };
+  const auto plan = hd::strategy{.topology = hd::native{}};
+  for (const int ranks : {1, 3, 4}) {
+    CAPTURE(ranks);
+    for (const hd::step_options o : {hd::step_options{.lr = 0.05f}, hd::step_options{.lr = 0.05f, .max_value = 0.1f}}) {
+      const auto expected = train_uneven(plan, ranks, o);
+      CHECK(all_equal(expected));
+      CHECK(train_uneven(together, ranks, o) == expected);
+      CHECK(train_uneven(in_parts(600), ranks, o) == expected);
+    }
+  }
+  on_threads(2, [&](auto& comm) {
+    quadratic m;
+    hd::data_parallel dp{together, comm, m.tensors(), hd::sgd{}};
+    std::string said;
+    try {
+      dp.step({.lr = 0.05f, .max_norm = 1.0f});
+    } catch (const hd::argument_error& e) {
+      said = e.what();
+    }
+    RANK_CHECK(said.find("allowed is 0 where staleness is 0") != said.npos);
+    train_step(dp, m, first_sample(0, comm.rank(), 2, 2), 2, 0.05f);  // nothing has changed
+    dp.join();
+  });
+}
+
 TEST_CASE("also where messages are lost, repeated and reordered") {
   const auto expected = train(hd::strategy{.topology = hd::native{}}, hd::sgd{}, 3, 3, 0.05f);
   for (std::uint64_t seed = 0; seed < 6; ++seed) {  // also the last answers, and thanks for them

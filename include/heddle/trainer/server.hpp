@@ -142,11 +142,12 @@ class data_parallel<Strategy, Comm, Optimizer> {
   }
 
   /// @brief Under `async_ps` ends the push and takes the parameters that have changed; under `async_geo_sgd` updates
-  /// the replica, and exchanges what can be without waiting. `max_norm` limits this rank's own gradient. Skipped if
-  /// that isn't finite, or, with staleness 0, anybody's.
-  /// Throws: argument_error as the other data_parallel; comm_error.
+  /// the replica, and exchanges what can be without waiting. Limits are on this rank's own gradient, `max_value` with
+  /// staleness 0 on the mean. Skipped if the gradient isn't finite, or, with staleness 0, anybody's.
+  /// Throws: argument_error as the other data_parallel, for `max_norm` with staleness 0 on several ranks too; comm_error.
   step_result step(const step_options& o) {
     detail::check_step(o, nullptr);
+    detail::check_limits(plan_.mode, o, comm_.size());
     if (!step_.is_open()) begin();
     step_.close([&]([[maybe_unused]] std::size_t i) {
       if constexpr (!moves) send_ready(i);

@@ -243,7 +243,8 @@ template <class Rule, class Memory> class row_server {
     for (client& c : clients_) c.joined = c.gone, c.pushes = 0;
   }
 
-  // One update from all gradients that are whole: their mean, weighted by samples, in the order of ranks.
+  // One update from all gradients that are whole: their mean, weighted by samples, in the order of ranks. Where servers
+  // wait for all, weights are rounded as every_step rounds them.
   void apply_whole() {
     double most = 0.0, sum = 0.0;
     bool bad = false;
@@ -251,11 +252,14 @@ template <class Rule, class Memory> class row_server {
       if (!c.whole) continue;
       bad |= c.head.bad != 0;
       most = (std::max)(most, c.head.samples);
+      sum += c.head.samples;
     }
+    const double ranks = static_cast<double>(clients_.size());
+    rest_ = static_cast<float>(most * ranks / sum);
     const bool skip = bad || !(most > 0.0);
     std::vector<row_reader> from;
     std::vector<const client*> whose;
-    float lr = 0.0f;
+    row_request last;
     for (client& c : clients_) {
       if (!c.whole) continue;
       c.skipped = skip;
@@ -264,8 +268,7 @@ template <class Rule, class Memory> class row_server {
         from.emplace_back(body, row_head<row_request>(body), *map_, server_);
         whose.push_back(&c);
       }
-      sum += c.head.samples / most;
-      lr = c.head.lr;
+      last = c.head;
     }
     if (!skip) {
       // Readers by their next rows, the first on top; of one row in the order of ranks.
@@ -283,11 +286,11 @@ template <class Rule, class Memory> class row_server {
           const std::size_t i = heap.front().second;
           std::pop_heap(heap.begin(), heap.end(), later);
           heap.pop_back();
-          collect(row, from[i].values(), *whose[i], whose[i]->head.samples / most, std::exchange(begun, true));
+          collect(row, from[i].values(), *whose[i], most, std::exchange(begun, true));
           from[i].next();
           push(i);
         }
-        settings_.moves ? move(row) : update(row, 1.0 / sum, lr);
+        settings_.moves ? move(row) : update(row, 1.0 / (together() ? ranks : sum / most), last);
         note(row, -1);
       }
       ++clock_;
@@ -298,32 +301,35 @@ template <class Rule, class Memory> class row_server {
     }
   }
 
-  void collect(const row_map::row& row, const float* g, const client& c, double weight, bool more) {
+  bool together() const noexcept { return settings_.staleness == 0; }
+  void collect(const row_map::row& row, const float* g, const client& c, double most, bool more) {
     total_.resize(row.count);
     const float* const now = values_.data() + (row.at - base_);
     const float* const then =
         sent_.size() ? sent_.data() + static_cast<std::size_t>(&c - clients_.data()) * values_.size() + (row.at - base_)
                      : now;
-    if (settings_.moves) weight = 1.0;
+    const double share = c.head.samples / most, weight = settings_.moves || together() ? 1.0 : share;
+    const float factor = (together() && !settings_.moves ? static_cast<float>(share) * rest_ : 1.0f) * c.head.factor;
     for (std::size_t k = 0; k < row.count; ++k) {
       float x = g[k];
-      if (c.head.factor != 1.0f) x *= c.head.factor;
-      if (c.head.limit > 0.0f) x = std::clamp(x, -c.head.limit, c.head.limit);
+      if (factor != 1.0f) x *= factor;
+      if (c.head.limit > 0.0f && !together()) x = std::clamp(x, -c.head.limit, c.head.limit);
       if (sent_.size()) x += settings_.compensation * x * x * (now[k] - then[k]);
       const double part = weight * static_cast<double>(x);
       total_[k] = more ? total_[k] + part : part;
     }
   }
-  void update(const row_map::row& row, double factor, float lr) {
+  void update(const row_map::row& row, double factor, const row_request& last) {
     gradient_.resize(row.count);
     for (std::size_t k = 0; k < row.count; ++k) gradient_[k] = static_cast<float>(total_[k] * factor);
     const piece p{.tensor = row.tensor, .begin = row.begin, .count = row.count, .state = row.at - base_};
     update_context context = contexts_[row.tensor];
-    context.lr *= lr;
+    context.lr *= last.lr;
     context.step = static_cast<std::size_t>(clock_);
     const auto view = [&](const piece& x) { return piece_view<>{values_.data() + x.state, gradient_.data(), context}; };
-    if constexpr (layerwise<Rule>) update_.advance(static_cast<self*>(nullptr), {p}, view, {});
-    update_.apply(p, view, {});
+    const scaling scale{1.0f, together() ? last.limit : 0.0f};
+    if constexpr (layerwise<Rule>) update_.advance(static_cast<self*>(nullptr), {p}, view, scale);
+    update_.apply(p, view, scale);
   }
   void move(const row_map::row& row) {
     float* const x = values_.data() + (row.at - base_);
@@ -397,6 +403,7 @@ template <class Rule, class Memory> class row_server {
   std::vector<client> clients_;
   std::vector<update_context> contexts_;  // of each tensor
   std::vector<double> total_;
+  float rest_ = 1.0f;  // of all weights: what the largest one is short of its share
   std::vector<float> gradient_;
   int failed_by_ = -1;
   std::string failure_;

@@ -149,6 +149,14 @@ template <class Mode> void check_servers(const Mode& m, int ranks) {
           std::to_string(ranks));
 }
 
+// Throws argument_error for a limit on a norm that nobody knows: where servers wait for all, each has a part of the mean.
+template <class Mode> void check_limits(const Mode& m, const step_options& o, int ranks) {
+  if constexpr (requires { m.staleness; })
+    if (m.staleness == 0 && ranks > 1 && o.max_norm > 0.0f)
+      throw argument_error("heddle::data_parallel::step: max_norm is " + std::to_string(o.max_norm) +
+                           ", allowed is 0 where staleness is 0, since no server has all of the mean; use max_value");
+}
+
 // The same on all ranks that train the same thing in the same way; numbers of the strategy are not compared.
 inline std::uint64_t fingerprint(const std::vector<tensor>& tensors, const std::string& signature) {
   std::uint64_t h = fnv1a(signature.data(), signature.size());
