@@ -44,9 +44,12 @@ struct replica_mode {
 constexpr std::tuple modes{replica_mode{"geo-sgd", geo_sgd}, replica_mode{"async-ps", async_ps},
                            replica_mode{"synchronous", synchronous}};
 #else
-constexpr std::tuple modes{hogwild_mode<hd::vector_asm>{"hogwild"}, hogwild_mode<hd::relaxed>{"hogwild-relaxed"},
-                           hogwild_mode<hd::fetch_add>{"hogwild-fetch-add"}, replica_mode{"geo-sgd", geo_sgd},
-                           replica_mode{"async-ps", async_ps}, replica_mode{"synchronous", synchronous}};
+constexpr std::tuple modes{hogwild_mode<hd::vector_asm>{"hogwild"},
+                           hogwild_mode<hd::relaxed>{"hogwild-relaxed"},
+                           hogwild_mode<hd::fetch_add>{"hogwild-fetch-add"},
+                           replica_mode{"geo-sgd", geo_sgd},
+                           replica_mode{"async-ps", async_ps},
+                           replica_mode{"synchronous", synchronous}};
 #endif
 
 // Calls f with the mode of this name.
@@ -132,16 +135,25 @@ template <class Format> int run(const options& o, int rank, int ranks) {
   }
   model m(v.size(), o.size, o.seed);
   outcome out;
-  with_mode(o.mode, [&](const auto& mode) {
-    out = mode.template train<Format>(o, v, m, [&](double part, double speed, double rate) {
-      if (rank == 0) line(part, speed, rate);
+  word2vec::options now = o;
+  if (o.resume) now.first = load_checkpoint(o.checkpoint, o, v, m);
+  for (; now.first < o.epochs; now.first = now.until()) {
+    if (!o.checkpoint.empty()) now.last = now.first + 1;
+    with_mode(o.mode, [&](const auto& mode) {
+      const outcome seen = mode.template train<Format>(now, v, m, [&](double part, double speed, double rate) {
+        if (rank == 0) line(part, speed, rate);
+      });
+      out.words += seen.words;
+      out.seconds += seen.seconds;
+      for (const hd::epoch_report& e : seen.read.epochs) out.read.epochs.push_back(e);
     });
-  });
+    if (!o.checkpoint.empty() && rank == 0) save_checkpoint(o.checkpoint, o, v, m, now.until());
+  }
   if (rank == 0) line.end();
   const bool processes = ranks > 0;
   std::printf("%s, %s, %zu %s: %.0f words/s, %.2f s\n", o.mode.c_str(), o.cbow ? "cbow" : "skip-gram",
               processes ? static_cast<std::size_t>(ranks) : o.threads, processes ? "processes" : "threads",
-              static_cast<double>(out.words) / out.seconds, out.seconds);
+              out.words > 0 ? static_cast<double>(out.words) / out.seconds : 0.0, out.seconds);
   for (const hd::epoch_report& e : out.read.epochs) {
     if (!e.complete || e.hash != out.read.epochs[0].hash || e.delivered != e.records)
       throw hd::file_error("word2vec: the text changed while it was read");
@@ -204,6 +216,7 @@ int main(int argc, char** argv) {
     if (o.check && o.train.empty()) o.train = WORD2VEC_DATA;
     if (o.train.empty()) throw usage_error("--train FILE is missing");
     if (o.rate == 0.0) o.rate = o.cbow ? 0.05 : 0.025;
+    if (o.resume && o.checkpoint.empty()) throw usage_error("--resume needs --checkpoint FILE");
     with_mode(o.mode, [](const auto&) {});
     find_eval(o);
     return has_lines(o.train) ? run<hd::lines>(o, rank, ranks) : run<hd::words>(o, rank, ranks);

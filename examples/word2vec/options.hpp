@@ -14,11 +14,14 @@ namespace word2vec {
 using examples::usage_error;
 
 struct options {
-  std::string train, output, eval, analogies, similarities, nearest, mode = "hogwild";
+  std::string train, output, checkpoint, eval, analogies, similarities, nearest, mode = "hogwild";
   std::size_t size = 100, window = 5, negative = 5, min_count = 5, epochs = 5, threads = 2, seed = 1, period = 1,
               least = 80, restrict_to = 30000;
   double sample = 1e-4, rate = 0.0, part = 0.5;  // rate 0: 0.025, or 0.05 with --cbow
-  bool cbow = false, binary = false, check = false, help = false;
+  bool cbow = false, binary = false, resume = false, check = false, help = false;
+  std::size_t first = 0, last = 0;  // not on the command line: the epochs to train now; last 0: to the end
+  /// Behind the last epoch to train now.
+  std::size_t until() const { return last > 0 ? last : epochs; }
 };
 
 /// The table of options over one `options`, in the order of --help.
@@ -27,6 +30,8 @@ inline examples::option_table table_of(options& o) {
   t.text("train", "FILE", "the text: words between white space; lines are sentences", o.train);
   t.text("output", "FILE", "where the vectors go, in word2vec's format", o.output);
   t.flag("binary", "write the binary form of it", o.binary);
+  t.text("checkpoint", "FILE", "write after each epoch what is needed to go on", o.checkpoint);
+  t.flag("resume", "go on behind the epochs that --checkpoint's file has seen", o.resume);
   t.text("mode", "NAME",
          "how threads train: hogwild, hogwild-relaxed, hogwild-fetch-add share the vectors; geo-sgd, async-ps, "
          "synchronous have a replica each",

@@ -51,7 +51,7 @@ hd::geo_report train_rank(const options& o, const vocabulary& v, const constants
   hd::geo_replica<messenger> replica(connection, comm, rows, mode);
   worker<hd::vector_asm, watched<hd::geo_replica<messenger>>> w(o, v, c, m, static_cast<std::size_t>(comm.rank()),
                                                                 {&replica});
-  train_queue<Format>(reader, queue, o.epochs, w, [&](std::uint64_t words) {
+  train_queue<Format>(reader, queue, o, w, [&](std::uint64_t words) {
     if (words > 0) replica.batch();
     return done(words);
   });

@@ -82,6 +82,11 @@ inline std::uint64_t mixed(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
+/// The counter before the first random number of a thread's epoch: an epoch draws the same whatever came before it.
+inline std::uint64_t first_counter(std::uint64_t seed, std::uint64_t thread, std::uint64_t epoch) {
+  return mixed(mixed(mixed(seed) + thread) + epoch);
+}
+
 /// What all threads read.
 struct constants {
   constants(const options& o, const vocabulary& v) : negatives(weights(v)), keep(v.size()), sigmoid() {
@@ -125,13 +130,13 @@ template <class Race, class Watcher = unwatched> class worker {
  public:
   static constexpr std::size_t longest = 1000;  // words of a sentence, of those that count
 
-  worker(const options& o, const vocabulary& v, const constants& c, model& m, std::uint64_t stream, Watcher w = {})
+  worker(const options& o, const vocabulary& v, const constants& c, model& m, std::uint64_t thread, Watcher w = {})
       : options_(o),
         words_(v),
         constants_(c),
         model_(m),
         watcher_(w),
-        counter_(stream << 40),
+        thread_(thread),
         own_(m.stride()),
         error_(m.stride()) {
     for (task* t : {&now_, &next_}) {
@@ -141,6 +146,9 @@ template <class Race, class Watcher = unwatched> class worker {
     factors_.resize(1 + o.negative);
     rows_.resize(1 + o.negative);
   }
+
+  /// An epoch begins.
+  void begin(std::size_t epoch) { counter_ = first_counter(options_.seed, thread_, epoch); }
 
   /// Takes a word of the text. Returns whether it is one of the vocabulary.
   bool take(std::string_view word, float rate) {
@@ -176,7 +184,7 @@ template <class Race, class Watcher = unwatched> class worker {
     std::size_t count = 0, targets = 0;
   };
 
-  std::uint64_t random() { return mixed(options_.seed + ++counter_); }
+  std::uint64_t random() { return mixed(++counter_); }
   float uniform() { return static_cast<float>(random() >> 40) * 0x1p-24f; }
 
   // Draws the negatives of the task that was begun, asks for its rows, and trains on the one before.
@@ -226,7 +234,7 @@ template <class Race, class Watcher = unwatched> class worker {
   const constants& constants_;
   model& model_;
   Watcher watcher_;
-  std::uint64_t counter_;
+  std::uint64_t thread_, counter_ = 0;
   std::vector<std::uint32_t> sentence_;
   task now_, next_;
   std::vector<float> own_, error_, factors_;
@@ -256,22 +264,24 @@ template <class Format> auto open_text(const options& o, std::size_t process = 0
       hd::reader_options{.readers = 1,
                          .queues = o.threads,
                          .batch = by_line ? std::size_t{64} : std::size_t{10} * worker<hd::vector_asm>::longest,
-                         .epochs = o.epochs,
+                         .epochs = o.until() - o.first,
+                         .first_epoch = o.first,
                          .seed = o.seed,
                          .deterministic = o.threads == 1,
                          .rank = process,
                          .ranks = processes});
 }
 
-/// Trains on one queue of the text, all epochs. tell(words) is called after every 10,000 words, and gives the rate to go
-/// on with.
+/// Trains on one queue of the text. tell(words) is called after every 10,000 words and at the end of an epoch, and gives
+/// the rate to go on with.
 template <class Format, class Reader, class Worker, class Tell>
-void train_queue(Reader& reader, std::size_t queue, std::size_t epochs, Worker& w, Tell tell) {
+void train_queue(Reader& reader, std::size_t queue, const options& o, Worker& w, Tell tell) {
   constexpr bool by_line = std::is_same_v<Format, hd::lines>;
   hd::text_batch batch;
   float rate = tell(0);
   std::uint64_t words = 0;
-  for (std::size_t epoch = 0; epoch < epochs; ++epoch) {
+  for (std::size_t epoch = o.first; epoch < o.until(); ++epoch) {
+    w.begin(epoch);
     while (reader.pop(queue, batch)) {
       for (std::size_t i = 0; i < batch.size(); ++i) {
         if constexpr (by_line) {
@@ -285,8 +295,8 @@ void train_queue(Reader& reader, std::size_t queue, std::size_t epochs, Worker& 
       }
       w.end(rate);
     }
+    rate = tell(std::exchange(words, 0));
   }
-  tell(words);
 }
 
 /// Counts what threads have done, and says the rate that follows from it.
@@ -299,17 +309,18 @@ template <class Progress> class pace {
       : options_(o),
         processes_(static_cast<double>(processes)),
         all_(static_cast<double>(o.epochs) * static_cast<double>(v.total()) + 1.0),
+        before_(static_cast<double>(o.first) * static_cast<double>(v.total())),
         done_(o.threads),
         progress_(progress) {}
 
   /// A thread has trained on so many words more.
   float operator()(std::size_t thread, std::uint64_t words) {
     done_.add(thread, words);
-    const double all_words = processes_ * static_cast<double>(done_.sum()), part = all_words / all_;
+    const double now = processes_ * static_cast<double>(done_.sum()), part = (before_ + now) / all_;
     const double rate = options_.rate * std::max(1.0 - part, 1e-4);
     if (thread == 0 && clock::now() - said_ >= std::chrono::milliseconds(500)) {
       said_ = clock::now();
-      progress_(part, all_words / seconds(), rate);
+      progress_(part, now / seconds(), rate);
     }
     return static_cast<float>(rate);
   }
@@ -318,7 +329,7 @@ template <class Progress> class pace {
 
  private:
   const options& options_;
-  double processes_, all_;
+  double processes_, all_, before_;
   hd::thread_counters done_;
   Progress progress_;
   clock::time_point start_ = clock::now(), said_ = start_;
@@ -336,7 +347,7 @@ outcome train_shared(const options& o, const vocabulary& v, model& m, Progress p
     threads.emplace_back([&, t] {
       try {
         worker<Race> w(o, v, c, m, t);
-        train_queue<Format>(*reader, t, o.epochs, w, [&](std::uint64_t words) { return done(t, words); });
+        train_queue<Format>(*reader, t, o, w, [&](std::uint64_t words) { return done(t, words); });
       } catch (...) {
         failures[t] = std::current_exception();
         reader->stop();

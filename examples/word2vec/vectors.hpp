@@ -18,6 +18,8 @@
 #include <thread>
 #include <vector>
 
+#include <heddle/core/archive.hpp>
+
 #include "training.hpp"
 
 namespace word2vec {
@@ -43,6 +45,38 @@ inline void save(const std::string& path, const vocabulary& v, const model& m, b
     line.clear();
   }
   if (!file.flush()) throw hd::file_error("word2vec: can't write " + path);
+}
+
+/// What a checkpoint is of: the words with their counts, and what the vectors are.
+inline std::string identity(const options& o, const vocabulary& v) {
+  std::uint64_t words = 0;
+  for (std::size_t w = 0; w < v.size(); ++w)
+    words = hd::record_hash(std::to_string(words) + ' ' + v.word(w) + ' ' + std::to_string(v.count(w)));
+  return std::string(o.cbow ? "cbow " : "skip-gram ") + std::to_string(o.size) + ' ' + std::to_string(words);
+}
+
+/// Writes what is needed to go on after so many epochs, in any mode: replicas are equal then. Throws
+/// heddle::file_error; an older file stays.
+inline void save_checkpoint(const std::string& path, const options& o, const vocabulary& v, model& m,
+                            std::size_t epochs) {
+  hd::archive_writer out;
+  out.put(identity(o, v));
+  out.put(static_cast<std::uint64_t>(epochs));
+  for (const std::span<float> all : {m.inputs(), m.outputs()}) out.put(all.data(), all.size());
+  out.write(path);
+}
+
+/// Reads it; how many epochs it has seen. Throws heddle::file_error, with nothing changed, for a damaged file or one of
+/// another text or model.
+inline std::size_t load_checkpoint(const std::string& path, const options& o, const vocabulary& v, model& m) {
+  hd::archive_reader in(path);
+  if (in.get_string() != identity(o, v)) in.refuse("it is of another text, or of vectors of another kind");
+  const auto epochs = in.get<std::uint64_t>();
+  if (epochs > o.epochs)
+    in.refuse("it has seen " + std::to_string(epochs) + " epochs, here are " + std::to_string(o.epochs));
+  for (const std::span<float> all : {m.inputs(), m.outputs()}) in.get(all.data(), all.size());
+  in.finish();
+  return epochs;
 }
 
 /// The vectors of all words, each of length 1.

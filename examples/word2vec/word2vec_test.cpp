@@ -58,10 +58,12 @@ struct oracle {
     const constants c(o, v);
     const std::size_t n = m.size();
     std::uint64_t counter = 0;
-    const auto random = [&] { return mixed(o.seed + ++counter); };
+    const auto random = [&] { return mixed(++counter); };
     const double all = static_cast<double>(o.epochs) * static_cast<double>(v.total()) + 1.0;
-    (void)all;  // the text is short: the rate never changes
     for (std::size_t epoch = 0; epoch < o.epochs; ++epoch) {
+      counter = first_counter(o.seed, 0, epoch);
+      // The text is short: the rate changes where an epoch begins.
+      const double rate = o.rate * (1.0 - static_cast<double>(epoch) * static_cast<double>(v.total()) / all);
       std::ifstream stream(o.train);
       for (std::string line; std::getline(stream, line);) {
         std::vector<std::uint32_t> sentence;
@@ -94,7 +96,7 @@ struct oracle {
             for (std::size_t k = 0; k < rows.size(); ++k) {
               double dot = 0.0;
               for (std::size_t i = 0; i < n; ++i) dot += h[i] * out[rows[k] * n + i];
-              g.push_back(((k == 0) - 1.0 / (1.0 + std::exp(-dot))) * o.rate);
+              g.push_back(((k == 0) - 1.0 / (1.0 + std::exp(-dot))) * rate);
             }
             for (std::size_t k = 0; k < rows.size(); ++k) {
               for (std::size_t i = 0; i < n; ++i) {
@@ -244,6 +246,68 @@ TEST_CASE("Replicas on servers learn as threads that share do, and one alone to 
     for (const auto& [cosine, w] : nearest(d, v.size(), v.find("w5"), 3))
       CHECK(std::stoi(v.word(w).substr(1)) / 4 == 1);
   }
+}
+
+TEST_CASE("Training that was saved after an epoch goes on, in every mode, and one thread to the bit") {
+  const file f(text(2000)), saved;
+  options o = options_for(f);
+  o.sample = 0.0;
+  o.rate = 0.02;  // replicas add up what they have moved in an epoch
+  const vocabulary v = count_words<hd::lines>(o);
+  const auto shared = [](const options& now, const vocabulary& words, model& m) {
+    return train_shared<hd::relaxed, hd::lines>(now, words, m, silent);
+  };
+  const auto replicas = [](auto mode) {
+    return [mode](const options& now, const vocabulary& words, model& m) {
+      return train_replicas<hd::lines>(now, words, m, mode(now), hd::threads::connection{}, silent);
+    };
+  };
+  const auto check = [&](const auto& train) {
+    for (const std::size_t threads : {1, 3}) {
+      CAPTURE(threads);
+      o.threads = threads;
+      model whole(v.size(), o.size, o.seed), begun(v.size(), o.size, o.seed), m(v.size(), o.size, o.seed + 1);
+      train(o, v, whole);
+      options now = o;
+      now.last = 1;
+      outcome done = train(now, v, begun);
+      CHECK(done.words == v.total());
+      save_checkpoint(saved.path, o, v, begun, 1);
+      now.first = load_checkpoint(saved.path, o, v, m);
+      REQUIRE(now.first == 1);
+      CHECK(std::ranges::equal(m.inputs(), begun.inputs()));
+      CHECK(std::ranges::equal(m.outputs(), begun.outputs()));
+      now.last = 0;
+      done = train(now, v, m);
+      CHECK(done.words == 2 * v.total());
+      if (threads == 1) {
+        CHECK(std::ranges::equal(m.inputs(), whole.inputs()));
+        CHECK(std::ranges::equal(m.outputs(), whole.outputs()));
+      }
+      const directions d(v, m);
+      for (const auto& [cosine, w] : nearest(d, v.size(), v.find("w5"), 3))
+        CHECK(std::stoi(v.word(w).substr(1)) / 4 == 1);
+    }
+  };
+  check(shared);
+  check(replicas(geo_sgd));
+  check(replicas(async_ps));
+  check(replicas(synchronous));
+
+  model m(v.size(), o.size, o.seed);
+  const model before(v.size(), o.size, o.seed);
+  const auto refused = [&](const options& other) {
+    CHECK_THROWS_AS(load_checkpoint(saved.path, other, v, m), hd::file_error);
+    CHECK(std::ranges::equal(m.inputs(), std::span(before.input(0), m.inputs().size())));
+  };
+  options other = o;
+  other.cbow = true;
+  refused(other);
+  other = o;
+  other.epochs = 0;
+  refused(other);
+  std::filesystem::resize_file(saved.path, 1000);
+  refused(o);
 }
 
 TEST_CASE("Files in word2vec's text and binary formats") {
