@@ -7,9 +7,11 @@
 // bench/word2vec.sh runs this: word2vec TEXT skipgram|cbow vector_asm|relaxed|racy THREADS prints seconds per epoch, of the clock and of
 // processors;
 // word2vec TEXT count prints the words that are kept and the line ends;
-// word2vec TEXT replicas geoPART:LEAST|async|sync|hogwild WORKERS MBIT PERIOD EPOCHS [ANALOGIES] prints seconds, megabytes
-// sent by a worker, and the percentage of analogies: workers are threads with a link each of so many Mbit/s, 0 for no
-// bound.
+// word2vec TEXT replicas geoPART:LEAST|async|sync|hogwild WORKERS MBIT PERIOD EPOCHS [FOLDER [SEED]] prints seconds,
+// megabytes sent by a worker, and by the files in a folder the percentage of analogies and the similarities' correlation:
+// workers are threads with a link each of so many Mbit/s, 0 for no bound.
+// word2vec TEXT quality skipgram|cbow THREADS SEED FOLDER prints the seconds of five epochs and the same two;
+// word2vec TEXT judge FILE FOLDER prints these of vectors that are in a file in word2vec's binary format.
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
@@ -42,10 +44,10 @@ struct racy {
   }
 };
 
-template <class Race> void measure(const word2vec::options& o, const word2vec::vocabulary& v) {
+template <class Format, class Race> void measure(const word2vec::options& o, const word2vec::vocabulary& v) {
   word2vec::model m(v.size(), o.size, o.seed);
   const std::clock_t start = std::clock();
-  const double seconds = word2vec::train_shared<Race, hd::lines>(o, v, m, [](double, double, double) {}).seconds;
+  const double seconds = word2vec::train_shared<Race, Format>(o, v, m, [](double, double, double) {}).seconds;
   std::printf("%.4f %.4f\n", seconds, static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC);
 }
 
@@ -121,21 +123,38 @@ struct slow_connection {
   }
 };
 
-int replicas(word2vec::options& o, const word2vec::vocabulary& v, int argc, char** argv) {
+// The percentage of analogies among the 30,000 commonest words and the similarities' correlation, by the files in a folder.
+std::pair<double, double> judge(word2vec::options o, const word2vec::vocabulary& v, const word2vec::model& m,
+                                const char* folder) {
+  o.eval = folder;
+  word2vec::find_eval(o);
+  const word2vec::directions d(v, m);
+  const auto all = word2vec::analogies(o.analogies, d, std::min<std::size_t>(o.restrict_to, v.size()), 2).at("all");
+  return {all.asked ? 100.0 * static_cast<double>(all.right) / static_cast<double>(all.asked) : 0.0,
+          word2vec::similarities(o.similarities, d).first};
+}
+void say(double seconds, const std::pair<double, double>& judged) {
+  std::printf("%.2f %.2f %.4f\n", seconds, judged.first, judged.second);
+}
+
+template <class Format> int replicas(word2vec::options& o, const word2vec::vocabulary& v, int argc, char** argv) {
   if (argc < 8) return 2;
   const std::string mode = argv[3];
   o.threads = std::strtoul(argv[4], nullptr, 10);
   const double mbit = std::strtod(argv[5], nullptr);
   o.period = std::strtoul(argv[6], nullptr, 10);
   o.epochs = std::strtoul(argv[7], nullptr, 10);
+  if (argc > 9) o.seed = std::strtoul(argv[9], nullptr, 10);
   word2vec::model m(v.size(), o.size, o.seed);
   const auto silent = [](double, double, double) {};
   std::uint64_t sent = 0;
   double seconds = 0.0;
   if (mode == "hogwild") {
-    seconds = word2vec::train_shared<hd::vector_asm, hd::lines>(o, v, m, silent).seconds;
+    seconds = word2vec::train_shared<hd::vector_asm, Format>(o, v, m, silent).seconds;
   } else {
-    hd::geo_options how = mode == "sync" ? word2vec::synchronous(o) : mode == "async" ? word2vec::async_ps(o) : word2vec::geo_sgd(o);
+    hd::geo_options how = mode == "sync"    ? word2vec::synchronous(o)
+                          : mode == "async" ? word2vec::async_ps(o)
+                                            : word2vec::geo_sgd(o);
     how.half = true;
     // What the answer to a push brings is there at the next push, however slow the link is.
     if (mode.starts_with("geo")) {
@@ -144,42 +163,78 @@ int replicas(word2vec::options& o, const word2vec::vocabulary& v, int argc, char
       if (const auto at = mode.find(':'); at != mode.npos) how.least = std::strtoul(mode.c_str() + at + 1, nullptr, 10);
     }
     const slow_connection link{mbit > 0.0 ? 8e-6 / mbit : 0.0};
-    seconds = word2vec::train_replicas<hd::lines>(o, v, m, how, link, silent, &sent).seconds;
+    seconds = word2vec::train_replicas<Format>(o, v, m, how, link, silent, &sent).seconds;
   }
-  double right = 0.0, asked = 0.0;
+  std::printf("%.3f %.2f", seconds, static_cast<double>(sent) / 1e6 / static_cast<double>(o.threads));
   if (argc > 8) {
-    const word2vec::directions d(v, m);
-    for (const auto& [name, s] : word2vec::analogies(argv[8], d, std::min<std::size_t>(o.restrict_to, v.size()), 2))
-      if (name == "all") right = static_cast<double>(s.right), asked = static_cast<double>(s.asked);
+    const auto [right, correlation] = judge(o, v, m, argv[8]);
+    std::printf(" %.2f %.4f", right, correlation);
   }
-  std::printf("%.3f %.2f %.1f\n", seconds, static_cast<double>(sent) / 1e6 / static_cast<double>(o.threads),
-              asked > 0.0 ? 100.0 * right / asked : 0.0);
+  std::printf("\n");
+  return 0;
+}
+
+template <class Format> int quality(word2vec::options& o, const word2vec::vocabulary& v, int argc, char** argv) {
+  if (argc != 7) return 2;
+  o.cbow = argv[3] == std::string("cbow");
+  o.rate = o.cbow ? 0.05 : 0.025;
+  o.threads = std::strtoul(argv[4], nullptr, 10);
+  o.seed = std::strtoul(argv[5], nullptr, 10);
+  o.epochs = 5;
+  word2vec::model m(v.size(), o.size, o.seed);
+  const auto silent = [](double, double, double) {};
+  const double seconds = word2vec::train_shared<hd::vector_asm, Format>(o, v, m, silent).seconds;
+  say(seconds, judge(o, v, m, argv[6]));
+  return 0;
+}
+
+// Words that the text doesn't keep are passed over, and those that the file lacks have no direction.
+int judge_file(const word2vec::options& o, const word2vec::vocabulary& v, int argc, char** argv) {
+  if (argc != 5) return 2;
+  std::ifstream file(argv[3], std::ios::binary);
+  std::size_t words = 0, size = 0;
+  file >> words >> size;
+  word2vec::model m(v.size(), size, 1);
+  std::fill(m.inputs().begin(), m.inputs().end(), 0.0f);
+  std::vector<float> row(size);
+  for (std::string word; file >> word;) {
+    file.get();
+    file.read(reinterpret_cast<char*>(row.data()), static_cast<std::streamsize>(size * sizeof(float)));
+    if (const auto w = v.find(word); w != word2vec::vocabulary::none) std::copy(row.begin(), row.end(), m.input(w));
+  }
+  say(0.0, judge(o, v, m, argv[4]));
+  return 0;
+}
+template <class Format> int run(int argc, char** argv) {
+  word2vec::options o;
+  o.train = argv[1];
+  o.epochs = 1;
+  const word2vec::vocabulary v = word2vec::count_words<Format>(o);
+  const std::string what = argv[2], race = argc > 3 ? argv[3] : "";
+  if (what == "count") {
+    std::printf("%zu\n", static_cast<std::size_t>(v.total()));
+    return 0;
+  }
+  if (what == "replicas") {
+    o.rate = 0.025;
+    return replicas<Format>(o, v, argc, argv);
+  }
+  if (what == "quality") return quality<Format>(o, v, argc, argv);
+  if (what == "judge") return judge_file(o, v, argc, argv);
+  o.cbow = what == "cbow";
+  o.rate = o.cbow ? 0.05 : 0.025;
+  o.threads = argc > 4 ? std::strtoul(argv[4], nullptr, 10) : 2;
+  if (race == "racy")
+    measure<Format, racy>(o, v);
+  else if (race == "relaxed")
+    measure<Format, hd::relaxed>(o, v);
+  else
+    measure<Format, hd::vector_asm>(o, v);
   return 0;
 }
 }  // namespace
 
 int main(int argc, char** argv) {
   if (argc < 3) return 2;
-  word2vec::options o;
-  o.train = argv[1];
-  o.epochs = 1;
-  const word2vec::vocabulary v = word2vec::count_words<hd::lines>(o);
-  const std::string model = argv[2], race = argc > 3 ? argv[3] : "";
-  if (model == "count") {
-    std::printf("%zu\n", static_cast<std::size_t>(v.total()));
-    return 0;
-  }
-  if (model == "replicas") {
-    o.rate = 0.025;
-    return replicas(o, v, argc, argv);
-  }
-  o.cbow = model == "cbow";
-  o.rate = o.cbow ? 0.05 : 0.025;
-  o.threads = argc > 4 ? std::strtoul(argv[4], nullptr, 10) : 2;
-  if (race == "racy")
-    measure<racy>(o, v);
-  else if (race == "relaxed")
-    measure<hd::relaxed>(o, v);
-  else
-    measure<hd::vector_asm>(o, v);
+  return word2vec::has_lines(argv[1]) ? run<hd::lines>(argc, argv) : run<hd::words>(argc, argv);
 }

@@ -2,11 +2,13 @@
 # SPDX-FileCopyrightText: The Heddle authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# bench/run.sh runs this: bench/word2vec.sh BINARY JSON [REPETITIONS [MEGABYTES [EPOCHS]]]
+# bench/run.sh runs this: bench/word2vec.sh BINARY JSON [REPETITIONS [MEGABYTES [EPOCHS]]], or ... JSON quality FOLDER [SEEDS]
 # One epoch over the first 16 MB of the text of examples/word2vec/corpus.sh by two threads, dimension 100, window 5,
 # 5 negatives, sample 1e-4, min-count 5: ours and each peer in turn, the median of the ratios. Counting the words first
 # is left out on all sides. Words are those of the file. Cases `.processor` divide by processor time instead of the
 # clock's: on a machine with other work they mean more. EPOCHS, 3: of the replicas on slow links, ten minutes.
+# quality: what vectors are worth after five epochs over the whole text, the mean of SEEDS (3): of ours, of gensim's, and of
+# replicas, by the questions-words.txt and wordsim353.csv in FOLDER; an hour.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 source "$root/tests/support/install.sh"
@@ -16,6 +18,51 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 corpus=build/bench/corpus.txt
 [ -e $corpus ] || bash examples/word2vec/corpus.sh $corpus
+json() {
+  awk 'BEGIN { print "{\"ratios\": [" }
+       $1 == "RATIO" { printf "%s{\"case\": \"%s\", \"ours\": %s, \"other\": %s, \"unit\": \"%s\", \"ratio\": %s}", n++ ? ",\n" : "", $2, $3, $4, $5, $6 }
+       END { print "\n]}" }' "$folder/log" >"$json"
+}
+
+if [ "${3-}" = quality ]; then
+  eval=${4?FOLDER is missing: where questions-words.txt and wordsim353.csv are} seeds=${5-3}
+  words=$(wc -w <$corpus)
+  # each NAME BOUND BOUND COMMAND...: prints seconds, percent and correlation with SEED for the seed
+  each() {
+    local name=$1 analogies=$2 similarities=$3 seed
+    shift 3
+    for ((seed = 1; seed <= seeds; seed++)); do "${@//SEED/$seed}"; done | awk -v name="$name" -v words=$((5 * words)) \
+      -v a="$analogies" -v b="$similarities" '
+      { s += $1; x += $2; y += $3; xx += $2 * $2; yy += $3 * $3 }
+      function off(x, xx) { x = NR > 1 ? (xx - x * x / NR) / (NR - 1) : 0; return x > 0 ? sqrt(x) : 0 }
+      END {
+        printf "%s: %.0f words/s, analogies %.2f +- %.2f %%, similarities %.4f +- %.4f\n", name, words / s * NR, x / NR, off(x, xx), y / NR, off(y, yy)
+        printf "RATIO quality.%s.analogies %.2f %.2f %% %.3f\n", name, x / NR, a, x / NR / a
+        printf "RATIO quality.%s.similarities %.4f %.3f rho %.3f\n", name, y / NR, b, y / NR / b
+      }' | tee -a "$folder/log"
+  }
+  replicas() { "$program" $corpus replicas "$1" "$2" 0 1 5 "$eval" "$3" | awk '{ print $1, $3, $4 }'; }
+  gensim_quality() {
+    local seconds
+    seconds=$(/usr/bin/python3 bench/peers/word2vec.py $corpus "$1" $threads "$2" "$folder/vectors")
+    echo "${seconds% *} $("$program" $corpus judge "$folder/vectors" "$eval" | cut -d' ' -f2-)"
+  }
+  : >"$folder/log"
+  each skipgram 25 .65 "$program" $corpus quality skipgram $threads SEED "$eval"
+  each cbow 27 .64 "$program" $corpus quality cbow $threads SEED "$eval"
+  for workers in 2 4; do each geo.$workers 25 .65 replicas geo0.5:80 $workers SEED; done
+  each async_ps.4 25 .65 replicas async 4 SEED
+  each synchronous.4 25 .65 replicas sync 4 SEED
+  if /usr/bin/python3 -c "import gensim" 2>/dev/null || (install python3-gensim "comparing with gensim"); then
+    each gensim.skipgram 25 .65 gensim_quality skipgram SEED
+    each gensim.cbow 27 .64 gensim_quality cbow SEED
+  else
+    echo "SKIP quality.gensim.skipgram python3-gensim can't be had here"
+  fi
+  json
+  exit
+fi
+
 head -c "${megabytes}000000" $corpus | sed '$d' >"$folder/text"
 words=$(wc -w <"$folder/text")
 kept=$("$program" "$folder/text" count)
@@ -93,6 +140,4 @@ done >"$folder/sent"
 cat "$folder/sent"
 python3 bench/word2vec_scale.py "$seconds" <"$folder/sent" | tee -a "$folder/log"
 
-awk 'BEGIN { print "{\"ratios\": [" }
-     $1 == "RATIO" { printf "%s{\"case\": \"%s\", \"ours\": %s, \"other\": %s, \"unit\": \"%s\", \"ratio\": %s}", n++ ? ",\n" : "", $2, $3, $4, $5, $6 }
-     END { print "\n]}" }' "$folder/log" >"$json"
+json

@@ -66,14 +66,6 @@ template <class Function> void with_mode(const std::string& name, Function f) {
   if (!found) throw usage_error("--mode is '" + name + "', allowed are " + names);
 }
 
-// A text of long lines, or of one, has no sentences: words are read in pieces of any length.
-bool has_lines(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text(1 << 16, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  return text.substr(0, static_cast<std::size_t>(file.gcount())).find('\n') != text.npos;
-}
-
 // The mean loss of words against drawn ones, from `count` places of the text.
 template <class Format> double loss(const options& o, const vocabulary& v, model& m, std::size_t count) {
   const constants c(o, v);

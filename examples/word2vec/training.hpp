@@ -21,6 +21,7 @@
 #include <cmath>
 #include <cstdio>
 #include <exception>
+#include <fstream>
 #include <memory>
 #include <span>
 #include <thread>
@@ -240,6 +241,14 @@ template <class Race, class Watcher = unwatched> class worker {
   std::vector<float> own_, error_, factors_;
   std::vector<float*> rows_;
 };
+
+/// Whether sentences are lines. A text of long lines, or of one, has no sentences: words are read in pieces of any length.
+inline bool has_lines(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text(1 << 16, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  return text.substr(0, static_cast<std::size_t>(file.gcount())).find('\n') != text.npos;
+}
 
 /// Reads the text once and counts.
 template <class Format> vocabulary count_words(const options& o) {
