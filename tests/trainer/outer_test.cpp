@@ -291,6 +291,61 @@ TEST_CASE("modes of the outer step end with uneven batches, and replicas are equ
                         .period = hd::period::adaptive{.initial = 2, .most = 6}});
 }
 
+TEST_CASE("outer momenta weigh the samples of 5 batches on one rank and 7 on another as defined in double precision") {
+  const std::vector<std::size_t> samples{1, 5, 2}, steps{5, 7, 0};
+  const std::size_t period = 3;
+  const double lr = static_cast<double>(0.05f);
+  const auto check = [&](const auto& mode, const auto& move) {
+    vector w(quadratic::count, 0.5), g(w.size()), m(w.size(), 0.0);
+    std::vector<std::size_t> taken(3, 0);
+    for (bool all = false; !all;) {  // a rank without batches answers until nobody has any
+      vector sum(w.size(), 0.0);
+      double weights = 0.0;
+      all = true;
+      for (std::size_t r = 0; r < 3; ++r) {
+        vector replica = w;
+        const std::size_t n = std::min(period, steps[r] - taken[r]);
+        for (std::size_t k = 0; k < n; ++k) {
+          quadratic::gradient(replica.data(), g.data(), sample_of(taken[r]++, static_cast<int>(r)), samples[r]);
+          for (std::size_t i = 0; i < g.size(); ++i) replica[i] -= lr * g[i];
+        }
+        const auto weight = static_cast<double>(n * samples[r]);
+        for (std::size_t i = 0; i < g.size(); ++i) sum[i] += weight * (w[i] - replica[i]);
+        weights += weight;
+        all &= n < period;
+      }
+      for (std::size_t i = 0; i < w.size() && weights > 0.0; ++i) w[i] = move(w[i], sum[i] / weights, m[i]);
+    }
+    std::vector<std::vector<float>> out(3);
+    hd::threads::run({.ranks = 3, .deadline = std::chrono::seconds(10)}, [&](auto& comm) {
+      quadratic model;
+      hd::data_parallel dp{hd::strategy{.mode = mode}, comm, model.tensors(), hd::sgd{}};
+      const auto r = static_cast<std::size_t>(comm.rank());
+      for (std::size_t s = 0; s < steps[r]; ++s)
+        train_step(dp, model, sample_of(s, comm.rank()), samples[r], 0.05f);
+      dp.join();
+      out[r] = model.w;
+    });
+    CAPTURE(mode.name());
+    CHECK(all_equal(out));
+    CHECK(distance(out[0], w) < 1e-5);
+  };
+  check(hd::local_sgd{.period = period}, [](double a, double mean, double&) { return a - mean; });
+  check(hd::diloco{.period = period}, [](double a, double mean, double& m) {
+    m = static_cast<double>(0.9f) * m + mean;
+    return a - static_cast<double>(0.7f) * (mean + static_cast<double>(0.9f) * m);
+  });
+  check(hd::slow_momentum{.period = period, .alpha = 0.5f, .momentum = 0.5f}, [=](double a, double mean, double& m) {
+    m = 0.5 * m + mean / lr;
+    return a - 0.5 * lr * m;
+  });
+  check(hd::block_momentum{.period = period}, [](double a, double mean, double& m) {
+    const double eta = 2.0 / 3.0, w = a + eta * m;
+    m = eta * m + mean;
+    return w - m - eta * m;
+  });
+}
+
 TEST_CASE("momentum and period of an outer step are in checkpoints, bit for bit") {
   const auto twenty = [](const auto& mode, const std::string& through) {
     std::vector<std::vector<float>> out(3);
