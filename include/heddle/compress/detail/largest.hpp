@@ -6,6 +6,8 @@
 #include <heddle/core/slice.hpp>
 
 #include <algorithm>
+#include <memory>
+#include <utility>
 #include <vector>
 
 namespace heddle {
@@ -72,9 +74,16 @@ template <class Key = std::uint64_t> class basic_largest {
     return std::uint64_t{bits & magnitude_mask} << 33 | std::uint64_t{~static_cast<std::uint32_t>(index)} << 1 |
            bits >> 31;
   }
+  // Memory for as many as there ever are, which nobody clears: a few or a few million. It is there when the first come.
   Key* room_for(std::size_t n) {
-    if (keys_.size() < count_ + n) keys_.resize((std::max)(2 * keys_.size(), count_ + 8 * block));
-    return keys_.data();
+    if (size_ < count_ + n) {
+      const std::size_t size = (std::max)(room_ + 2 * block, count_ + n);
+      std::unique_ptr<Key[]> more(new Key[size]);
+      std::copy_n(keys_.get(), count_, more.get());
+      keys_ = std::move(more);
+      size_ = size;
+    }
+    return keys_.get();
   }
   void keep(std::size_t count) {
     count_ = count;
@@ -105,9 +114,10 @@ template <class Key = std::uint64_t> class basic_largest {
     limit_ = static_cast<std::uint32_t>(least >> 33) + 1;
   }
 
-  std::size_t most_, room_, count_ = 0;
+  std::size_t most_, room_, size_ = 0, count_ = 0;
   std::uint32_t limit_;
-  std::vector<Key> keys_, work_;
+  std::unique_ptr<Key[]> keys_;
+  std::vector<Key> work_;
 };
 using largest = basic_largest<>;
 
