@@ -4,6 +4,7 @@
 
 #include <heddle/compress/sharded.hpp>
 #include <heddle/trainer/detail/device_forms.cuh>
+#include <heddle/trainer/strategy.hpp>
 
 #include <bit>
 #include <numeric>
