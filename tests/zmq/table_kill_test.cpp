@@ -68,6 +68,14 @@ std::vector<float> gradients_of(int w, int step, const std::vector<float>& rows)
   return g;
 }
 
+// A step changes the table once: it moves rows, or every eighth time drops them.
+template <class Table> void change(Table& t, int w, int step, const std::vector<float>& rows) {
+  if (step % 8 == 5)
+    t.erase(keys_of(w, step));
+  else
+    t.push(keys_of(w, step), gradients_of(w, step, rows), {.lr = 0.1f});
+}
+
 void serve(const job& j, int rank) {
   hd::zmq::messenger m(j.quick(), rank, j.addresses);
   table_type part(hd::settings_of_server(how, rank, j.servers));
@@ -95,7 +103,7 @@ void work(const job& j, int w) {
   for (int s = static_cast<int>(t.pushed_before()); s < steps; ++s) {
     const auto k = keys_of(w, s);
     t.pull(k, rows);
-    t.push(k, gradients_of(w, s, rows), {.lr = 0.1f});
+    change(t, w, s, rows);
     j.done[w] = s + 1;
     std::this_thread::sleep_for(2ms);
   }
@@ -106,13 +114,12 @@ void work(const job& j, int w) {
 std::uint64_t reference() {
   table_type t(how);
   for (int s = 0; s < steps; ++s) {
-    std::vector<std::vector<float>> g;
+    std::vector<std::vector<float>> rows;
     for (int w = 0; w < workers; ++w) {
-      std::vector<float> rows(keys_per_step * dim);
-      t.pull(keys_of(w, s), rows);
-      g.push_back(gradients_of(w, s, rows));
+      rows.emplace_back(keys_per_step * dim);
+      t.pull(keys_of(w, s), rows.back());
     }
-    for (int w = 0; w < workers; ++w) t.push(keys_of(w, s), g[static_cast<std::size_t>(w)], {.lr = 0.1f});
+    for (int w = 0; w < workers; ++w) change(t, w, s, rows[static_cast<std::size_t>(w)]);
   }
   CHECK(t.counts().refused > 0);
   CHECK(t.counts().evicted > 0);
