@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # sh examples/ctr/same.sh PROGRAM [LAUNCHER...]: training that was saved and resumed, and training whose server was killed,
-# must end with the table of undisturbed training. With LAUNCHER, which starts ctr_mpi, so must its four processes.
+# must end with the table of undisturbed training. With LAUNCHER, which starts ctr_mpi, so must its four processes, and
+# replicas of geo_sgd must learn there.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -33,6 +34,9 @@ fi
 if [ $# != 0 ]; then
   "$@" --data mushroom --mode sync --servers 2 --workers 2 --batch 32 --epochs 1 >"$folder/said"
   same "MPI" "$threads" "$(grep -o 'checksum .*' "$folder/said")"
+  "$@" --data mushroom --mode geo_sgd --servers 2 --workers 2 --batch 32 --epochs 3 --least-accuracy 97 >"$folder/said" ||
+    { cat "$folder/said" >&2; exit 1; }
+  grep checksum "$folder/said"
 fi
 
 "$program" --servers 2 2>&1 | grep -e '--servers needs servers'
