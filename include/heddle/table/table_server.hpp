@@ -24,10 +24,10 @@ inline namespace v0 {
 /// `sharded_table` is answered for the first time, what its former one has pushed is saved.
 ///
 /// Wire:   per row pulled 8 bytes and its weights, 1 more where it is read; per row pushed 8 bytes, a gradient, and 12 of
-///         sightings where there are.
+///         sightings where there are; per row visited, key, statistics, state and weights.
 /// State:  besides the table, pushes that came early or wait for their step.
-/// Sync:   serve() and run() work on the caller's thread, one at a time; the table may be read meanwhile. A save stops
-///         the service until it is written.
+/// Sync:   serve() and run() work on the caller's thread, one at a time; the table may be read meanwhile. Files are
+///         written by a thread of its own, one at a time, while it serves; save() waits.
 /// Throws: argument_error; file_error if a save of `save_every` fails (one that a worker has asked for fails that
 ///         worker's call); comm_error from run() if a worker has died and `on_death` isn't `go_on`, when all have gone.
 /// @tparam Table The `sparse_table`. @tparam Messenger Any messenger.
@@ -89,7 +89,8 @@ template <class Table, messenger Messenger> class table_server {
     if (options_.path.empty()) throw argument_error("heddle::table_server: save: no path was given");
     while (table_.writes()) end_writing();
     begin_save();
-    end_writing();
+    const std::string why = end_writing();
+    if (!why.empty()) throw file_error(why);
   }
   /// @brief Who is told the keys of rows that a push has dropped for a bound, as `table_report::gone` says.
   /// @param f Called with some keys behind such a push, on the thread that serves; it must not throw. A server that has
@@ -312,29 +313,31 @@ template <class Table, messenger Messenger> class table_server {
     since_save_ = 0;
     table_.begin_save(workers_, options_.path);
   }
-  // A file is there, or not: who has waited for it learns it.
-  void end_writing() {
+  // A file is there, or not: who has waited for it learns it, or it throws. Returns why a save isn't there.
+  std::string end_writing() {
     detail::server_answer a = table_.end_writing();
     if (!asked_) {
       if (a.status == status::refused)
         return save_failed({reinterpret_cast<const char*>(a.body.data()) + 1, a.body.size() - 1});
       for (worker& w : workers_) w.saved = w.in_save;
-      return;
+      return {};
     }
     const request r = std::move(*asked_);
     asked_.reset();
     worker& w = workers_[r.worker];
-    if (w.object != r.head.object) return;
+    if (w.object != r.head.object) return {};
     reply(w, r, a.status, a.body);
     w.answers[r.id] = std::move(a);
+    return {};
   }
-  void save_failed(const std::string& why) {
+  std::string save_failed(std::string why) {
     const auto told = std::erase_if(waiting_, [&](const request& q) {
       if (static_cast<tag>(q.tag) != tag::save) return false;
       fail(q, why);
       return true;
     });
     if (told == 0) throw file_error(why);
+    return why;
   }
   bool saves() const noexcept { return table_.writes() && !asked_; }
   // What isn't anybody's message.
