@@ -156,8 +156,8 @@ template <class Table, messenger Messenger> class sharded_table {
     return unreported_;
   }
 
-  /// @brief f(row_view) for each row, a server and a shard after the other; f may call this object. A shard is as of one
-  /// moment. @param f Any function.
+  /// @brief f(row_view) for each row, a server and a shard after the other; f may call this object. A shard is as of
+  /// one moment. @param f Any function.
   template <class Function> void for_each(Function f) {
     const auto servers = static_cast<std::uint32_t>(options_.servers);
     for (std::uint32_t k = 0; k < servers; ++k) {

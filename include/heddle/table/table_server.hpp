@@ -23,8 +23,8 @@ inline namespace v0 {
 /// loads what it has saved; workers see it fall behind and repeat what is not in it. Before a worker's next
 /// `sharded_table` is answered for the first time, what its former one has pushed is saved.
 ///
-/// Wire:   per row pulled 8 bytes and its weights, 1 more where it is read; per row pushed 8 bytes, a gradient, and 12 of
-///         sightings where there are; per row visited, key, statistics, state and weights.
+/// Wire:   per row pulled 8 bytes and its weights, 1 more where it is read; per row pushed 8 bytes, a gradient, and 12
+///         of sightings where there are; per row visited, key, statistics, state and weights.
 /// State:  besides the table, pushes that came early or wait for their step.
 /// Sync:   serve() and run() work on the caller's thread, one at a time; the table may be read meanwhile. Files are
 ///         written by a thread of its own, one at a time, while it serves; save() waits.

@@ -32,8 +32,8 @@ Table& checked_server(Table& table, const Messenger& m, const server_options& o)
   return table;
 }
 
-// A server's part of a table: requests are applied to it, answered from it, and it is written, one file at a time, while
-// that goes on.
+// A server's part of a table: requests are applied to it and answered from it, and it is written, one file at a time,
+// while that goes on.
 template <class Table> class server_part {
   using op = table_op;
   using key_type = typename Table::key_type;
