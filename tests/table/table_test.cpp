@@ -875,7 +875,7 @@ struct idle {
   std::uint32_t ticks = 100;
   static constexpr std::size_t words = 1;
   void touch(std::uint32_t* w, const hd::sighting&, std::uint32_t now, std::uint64_t) const { w[0] = now; }
-  bool expired(std::uint32_t* w, std::uint32_t now) const { return now - w[0] > ticks; }
+  bool expired(std::uint32_t* w, std::uint32_t now) const { return now > w[0] && now - w[0] > ticks; }
   std::string name() const { return "idle"; }
 };
 }  // namespace

@@ -110,13 +110,13 @@ concept table_admission = has_table_name<Admission> && requires(const Admission&
 ///       std::uint32_t ticks = 100;
 ///       static constexpr std::size_t words = 1;
 ///       void touch(std::uint32_t* w, const hd::sighting&, std::uint32_t now, std::uint64_t) const { w[0] = now; }
-///       bool expired(std::uint32_t* w, std::uint32_t now) const { return now - w[0] > ticks; }
+///       bool expired(std::uint32_t* w, std::uint32_t now) const { return now > w[0] && now - w[0] > ticks; }
 ///       std::string name() const { return "idle"; }
 ///     };
 ///
-/// It has `expired(words, now)`, asked of every row by `sparse_table::evict()`, or `bytes` and `rank(words, count)`:
-/// then the table drops the rows of lowest rank by itself where it would grow past `bytes`; or neither, and nothing
-/// goes.
+/// It has `expired(words, now)`, asked of every row by `sparse_table::evict()`, where a server that has started again
+/// may have rows of ticks that are still to come; or `bytes` and `rank(words, count)`: then the table drops the rows of
+/// lowest rank by itself where it would grow past `bytes`; or neither, and nothing goes.
 template <class Eviction>
 concept table_eviction =
     has_table_name<Eviction> && requires(const Eviction& e, std::uint32_t* words, const sighting& s, std::uint32_t now) {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <exception>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -11,7 +12,7 @@ namespace heddle {
 inline namespace v0 {
 namespace detail {
 
-// Work on a thread of its own, one piece after the other.
+// Work on a thread of its own, one piece after the other; on the caller's where no thread can be had.
 class background {
  public:
   background() = default;
@@ -21,29 +22,37 @@ class background {
     if (thread_.joinable()) thread_.join();
   }
   // Whether something was begun and isn't finished by `finish`.
-  bool busy() const noexcept { return thread_.joinable(); }
+  bool busy() const noexcept { return busy_; }
   // Whether finish() will not wait.
   bool ready() const noexcept { return ready_; }
   template <class Function> void start(Function f) {
     ready_ = false;
     error_ = nullptr;
-    thread_ = std::thread([this, f = std::move(f)]() mutable {
+    const auto work = [this, f = std::move(f)] {
       try {
         f();
       } catch (...) {
         error_ = std::current_exception();
       }
       ready_ = true;
-    });
+    };
+    try {
+      thread_ = std::thread(work);
+    } catch (const std::system_error&) {
+      work();
+    }
+    busy_ = true;
   }
   // Waits until it is done. Throws what it has thrown.
   void finish() {
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
+    busy_ = false;
     if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
   }
 
  private:
   std::thread thread_;
+  bool busy_ = false;
   std::atomic<bool> ready_{false};
   std::exception_ptr error_;
 };
