@@ -201,12 +201,23 @@ template <class Codec, bool Feedback> class carrier {
   void commit(slice<float> g, float factor, float* const* state, const encode_context& x, float* const* sums) const
     requires has_pick<Codec>
   {
-    if constexpr (Feedback) take(g, factor, state, x, state[0]);
-    std::fill(g.begin(), g.end(), 0.0f);
+    std::size_t begin = 0, n = 0;  // of the block that was moved last and is still in cache
+    const auto next = [&] {
+      begin += n;
+      n = (std::min)(std::size_t{2048}, g.count - begin);
+      const slice<float> part = g.subslice(begin, n);
+      if constexpr (Feedback) {
+        float* const e = state[0] + begin;
+        take(part, factor, &e, x, e);
+      }
+      std::fill(part.begin(), part.end(), 0.0f);
+    };
     codec_.pick(g.count, x, [&](std::size_t j, std::size_t i, float) {
+      while (i >= begin + n) next();
       g[i] = sums[0][j];
       if constexpr (Feedback) state[0][i] = 0.0f;
     });
+    while (begin + n < g.count) next();
   }
 
  private:
