@@ -88,9 +88,11 @@ void reduce(int ranks, std::size_t bytes, int calls, int samples) {
     };
     for (int s = 0; s < samples; ++s) {
       print("native", sample(comm, native, data, calls));
-      print("ring", sample(comm, ring, data, calls));
+      for (const bool users : {s % 2 == 0, s % 2 != 0}) {  // in turns, so that neither is always second
+        if (users) print("userop", sample(comm, ring, data, calls, hd::leaf_of<float>(add{})));
+        else print("ring", sample(comm, ring, data, calls));
+      }
       print("halving_doubling", sample(comm, halving, data, calls));
-      print("userop", sample(comm, ring, data, calls, hd::leaf_of<float>(add{})));
     }
   });
 }

@@ -439,6 +439,10 @@ void register_times(std::size_t n) {
 // ---- Instructions
 
 #if HAS_CALLGRIND
+struct add {  // as a user writes it
+  float operator()(float a, float b) const { return a + b; }
+};
+
 // Counts one warm call; callgrind writes a file that bears the name.
 template <class Step>
 void count(const std::string& name, buffers& b, Step&& step) {
@@ -459,6 +463,21 @@ void count_rank(const std::string& name, const std::string& end, Comm comm, std:
   if (!same(a, b)) differ("counted: " + name);
 }
 
+// A hop of a ring with sum{} and with an operation of the user's that adds: the same loop.
+template <class Op> void count_hop(const std::string& name, const Op& op, std::size_t n) {
+  std::vector<float> x(n, 1.0f), y(n, 2.0f);
+  const hd::leaf l = hd::leaf_of<float>(op);
+  const auto hop = [&] {
+    const hd::operand in[] = {{x.data(), 0}, {y.data(), 0}};
+    l.reduce(l.context, in, 2, x.data(), n, 0, 1.0);
+  };
+  hop();
+  CALLGRIND_ZERO_STATS;
+  hop();
+  CALLGRIND_DUMP_STATS_AT(name.c_str());
+  if (x[n / 2] != 5.0f) differ(name);
+}
+
 void count_everything(benchmark::State& state) {
   const loops run = choose_loops();
   for (auto _ : state) {
@@ -466,6 +485,8 @@ void count_everything(benchmark::State& state) {
     CALLGRIND_DUMP_STATS_AT("empty");
     for (const std::size_t n : sizes) {
       const std::string end = "." + label(n);
+      count_hop("hop.sum" + end, hd::sum{}, n);
+      count_hop("hop.userop" + end, add{}, n);
       {
         const alone checked(n);
         hd::self comm;

@@ -68,6 +68,8 @@ def instructions(binary):
             if size == "64":
                 more = max(ours - hand for ours, hand in pairs)
                 ratio(f"overhead.{kind}.{size}.fixed", more, FIXED, "instructions", FIXED / max(more, 1))
+    for size in SIZES:  # equal by construction; the bound on time is 0.95
+        ratio(f"overhead.userop.{size}.builtin", n[f"hop.userop.{size}"], n[f"hop.sum.{size}"], "instructions")
     for size in SIZES:  # no bound: it also agrees on samples, looks for values that aren't finite, and keeps figures
         ratio(f"overhead.1rank.{size}.data_parallel", n[f"1rank.step.{size}"], n[f"1rank.hand.{size}"], "instructions")
 

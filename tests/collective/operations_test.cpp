@@ -9,8 +9,11 @@
 #include "../support/catch.hpp"
 #include "../support/rank_check.hpp"
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
+#include <functional>
 #include <numeric>
 #include <stdexcept>
 
@@ -325,6 +328,33 @@ TEST_CASE("a chosen accumulator gives the same bits where the loop is a backend'
   same(hd::bfloat16{}, hd::accumulate_in<double>(hd::mean{}));
   same(float{}, hd::accumulate_in<float>(hd::sum{}));
   same(float{}, hd::accumulate_in<double>([](double p, double q) { return p > q ? p : q; }));
+}
+
+TEST_CASE("operations of users may hold what they like") {
+  struct small_one {  // a few numbers: held by value
+    double low, high;
+    double operator()(double a, double b) const { return std::clamp(a + b, low, high); }
+  };
+  struct large_one {
+    double table[64];
+    double operator()(double a, double b) const { return a + b + table[static_cast<std::size_t>(a) % 64]; }
+  };
+  large_one large{};
+  large.table[1] = 0.5;
+  const std::function<double(double, double)> any = [](double a, double b) { return a * b; };
+  std::atomic<std::size_t> calls{0};
+  const auto counts = [&calls](double a, double b) { return ++calls, a + b; };
+  for (const int p : {2, 3}) {
+    const std::vector<double> of{1.0, 3.0, 7.0};
+    const double all = p == 2 ? 4.0 : 11.0;
+    CHECK(over_ranks(hd::ring{}, p, small_one{0.0, 10.0}, of) == std::min(all, 10.0));
+    CHECK(over_ranks(hd::native{}, p, small_one{0.0, 10.0}, of) == std::min(all, 10.0));
+    CHECK(over_ranks(hd::native{}, p, large, of) == all + 0.5);  // ((1 + 3) + 7), in rank order
+    CHECK(over_ranks(hd::ring{}, p, any, of) == (p == 2 ? 3.0 : 21.0));
+    calls = 0;
+    CHECK(over_ranks(hd::ring{}, p, counts, of) == all);
+    CHECK(calls == 1500u * static_cast<std::size_t>(p - 1));
+  }
 }
 
 TEST_CASE("ranks that accumulate in different types are told apart") {

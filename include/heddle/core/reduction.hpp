@@ -181,6 +181,17 @@ template <class Half, class Op>
   return left_range;
 }
 
+// A user's functor. A small one is taken by value: what it holds stays in registers, since no store of a result can
+// change it, so its loop is vectorised as that of an operation without members. A built-in operation holds nothing.
+template <class Op>
+using held_functor =
+    std::conditional_t<std::is_trivially_copyable_v<Op> && sizeof(Op) <= 64, const Op, const Op&>;
+template <class Op>
+[[gnu::always_inline]] inline held_functor<Op> functor_at(const void* context) {
+  if constexpr (reduction_id<Op> != 255) return (void)context, Op{};
+  else return *static_cast<const Op*>(context);
+}
+
 // Every other type, and user operations.
 template <class Element, class Op>
 [[gnu::always_inline]] inline void reduce_elements(const void* context, const operand* in, int inputs, Element* out,
@@ -188,22 +199,14 @@ template <class Element, class Op>
   constexpr bool builtin = reduction_id<Op> != 255;
   using acc = std::conditional_t<builtin, typename wide<Element>::type, Element>;
   constexpr bool adds = std::is_same_v<Op, sum> || std::is_same_v<Op, mean>;
-  const auto both = [context](acc x, acc y) -> acc {
-    if constexpr (builtin) return (void)context, combine(Op{}, x, y);
-    else return combine(*static_cast<const Op*>(context), x, y);
-  };
-  (void)factor;
-  // Two operands and nothing to scale, in one pass: the sum or product of two floats rounds the same from double as
-  // from float. A user's operation has no wider type; one with members would be read anew for each element here.
-  if constexpr (builtin ? std::is_same_v<Element, float> : std::is_empty_v<Op>) {
-    if (inputs == 2 && (!builtin || factor == 1.0)) {
-      const Element *x = static_cast<const Element*>(in[0].data), *y = static_cast<const Element*>(in[1].data);
-      for (std::size_t i = 0; i < count; ++i) {
-        if constexpr (builtin) out[i] = combine(Op{}, x[i], y[i]);
-        else out[i] = both(x[i], y[i]);
-      }
-      return;
-    }
+  const held_functor<Op> both = functor_at<Op>(context);
+  // Two operands and nothing to scale, in one pass without a wide accumulator: the sum or product of two floats rounds
+  // the same from double as from float, and integers wrap around. The same loop, laid out alike, for operations of
+  // users and built-in ones.
+  if (inputs == 2 && (!builtin || factor == 1.0)) [[likely]] {
+    const Element *x = static_cast<const Element*>(in[0].data), *y = static_cast<const Element*>(in[1].data);
+    for (std::size_t i = 0; i < count; ++i) out[i] = combine(both, x[i], y[i]);
+    return;
   }
   acc a[reduce_block<acc>];
   for (std::size_t base = 0; base < count; base += reduce_block<acc>) {
@@ -212,13 +215,15 @@ template <class Element, class Op>
     int k = 1;
     if (inputs > 1) {
       const Element* const second = static_cast<const Element*>(in[k++].data) + base;
-      for (std::size_t i = 0; i < m; ++i) a[i] = both(static_cast<acc>(first[i]), static_cast<acc>(second[i]));
+      for (std::size_t i = 0; i < m; ++i) {
+        a[i] = combine(both, static_cast<acc>(first[i]), static_cast<acc>(second[i]));
+      }
     } else {
       for (std::size_t i = 0; i < m; ++i) a[i] = static_cast<acc>(first[i]);
     }
     for (; k < inputs; ++k) {
       const Element* const x = static_cast<const Element*>(in[k].data) + base;
-      for (std::size_t i = 0; i < m; ++i) a[i] = both(a[i], static_cast<acc>(x[i]));
+      for (std::size_t i = 0; i < m; ++i) a[i] = combine(both, a[i], static_cast<acc>(x[i]));
     }
     Element* const y = out + base;
     if constexpr (builtin && adds && std::is_integral_v<Element>) {
@@ -249,16 +254,14 @@ template <class Element, class Op>
     if constexpr (scaled) return static_cast<acc>(x * static_cast<acc>(pow2(in[k].exponent)));
     else return x;
   };
+  const held_functor<plain> both = functor_at<plain>(context);
   bool left_range = false;
   acc a[reduce_block<acc>];
   for (std::size_t base = 0; base < count; base += reduce_block<acc>) {
     const std::size_t m = (std::min)(reduce_block<acc>, count - base);
     for (std::size_t i = 0; i < m; ++i) a[i] = load(0, base + i);
     for (int k = 1; k < inputs; ++k) {
-      for (std::size_t i = 0; i < m; ++i) {
-        if constexpr (reduction_id<plain> != 255) a[i] = combine(plain{}, a[i], load(k, base + i));
-        else a[i] = combine(*static_cast<const plain*>(context), a[i], load(k, base + i));
-      }
+      for (std::size_t i = 0; i < m; ++i) a[i] = combine(both, a[i], load(k, base + i));
     }
     if constexpr (adds && numbers) {
       const double f = factor * pow2(scaled ? -exponent : 0);
