@@ -9,8 +9,12 @@
 //                                              user's, in place, one call of CALLS in a row
 //     allreduce stream RANKS                   prints "stream <bytes per second>": every rank scales 64 MiB of its own
 //     allreduce overlap                        prints "<what> 0 <seconds>" of compute, serial and overlapped steps
+//     allreduce buckets                        prints "<links>.<cap or automatic> <bytes> <seconds>" of steps of a model of
+//                                              twelve layers, on links of which a message costs more and more
 //     allreduce lanes                          prints "<what> <lanes> <seconds>" of a step, and of what its links need
 #include "support/overlap.hpp"
+
+#include <heddle/collective/automatic_buckets.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -150,12 +154,89 @@ void lanes() {
   std::printf("links 0 %.9g\n", tensors_count * 2 * (cost.alpha + cost.beta * elements / 2 * sizeof(float)));
 }
 
+// Simulated time of a rank: what it computes, and until when its communication, which runs behind it, has come.
+struct simulated {
+  using duration = std::chrono::duration<double>;
+  using rep = duration::rep;
+  using period = duration::period;
+  using time_point = std::chrono::time_point<simulated, duration>;
+  static constexpr bool is_steady = true;
+  static inline thread_local time_point computed{}, carried{};
+  static time_point now() { return carried = std::max(carried, computed); }
+  static void sleep_until(time_point t) { carried = std::max(carried, t); }
+};
+
+// Called by the program's own thread: what a thread behind it would do takes place in ready(), at simulated times.
+template <class Comm> struct polled : hd::detail::wrapper<Comm> {
+  using hd::detail::wrapper<Comm>::wrapper;
+  hd::progress progress() const { return hd::progress::polled; }
+  polled duplicate() { return polled(this->inner_.duplicate()); }
+  template <class Apply>
+  void exchange(hd::header h, std::span<const hd::outgoing> out, std::span<const hd::incoming> in, Apply&& apply) {
+    this->inner_.exchange(h, out, in, std::forward<Apply>(apply));
+  }
+};
+
+// Steps of a model of twelve layers of unequal tensors, whose backward takes as long as all its bytes on the links, with
+// buckets of fixed caps and with those that the model of the links chooses. Time is simulated: it is the same every time.
+void buckets() {
+  constexpr std::size_t width = 64, layers = 12;
+  std::vector<std::size_t> sizes{512 * width};  // an embedding, then layers as of a transformer
+  for (std::size_t l = 0; l < layers; ++l) {
+    for (const std::size_t n : {width, width, 3 * width * width, 3 * width, width * width, width, width, width,
+                                4 * width * width, 4 * width, 4 * width * width, width}) {
+      sizes.push_back(n);
+    }
+  }
+  std::size_t total = 0;
+  for (const std::size_t n : sizes) total += n;
+  const double all = 60e-3,
+               bytes = static_cast<double>(total * sizeof(float));  // direct{} on two ranks sends each once
+  struct network {
+    const char* name;
+    double alpha;
+  };
+  for (const network& net : {network{"near", 0.02e-3}, network{"middle", 0.2e-3}, network{"far", 2e-3}}) {
+    const hd::links costs{.intra = {{net.alpha, all / bytes}}};
+    hd::threads::run(2, [&](auto& comm) {
+      using quiet = polled<hd::threads::communicator>;
+      hd::throttled<quiet, simulated> slow(quiet(comm), costs);
+      const auto contender = [&](const std::string& name, std::size_t cap, const auto& rule) {
+        std::vector<float> parameters(total, 1.0f), gradients(total, 1.0f);
+        const hd::strategy<hd::direct, hd::none, hd::every_step, hd::full_precision, hd::recompute::none,
+                           hd::host_resource, std::remove_cvref_t<decltype(rule)>>
+            plan{.buckets = rule};
+        hd::data_parallel dp(plan, slow, hd::tensors(parameters.data(), gradients.data(), sizes), hd::sgd{});
+        hd::barrier(slow);
+        const auto start = simulated::computed = simulated::now();
+        std::size_t done = 0;
+        for (std::size_t i = sizes.size(); i-- > 0;) {
+          done += sizes[i];
+          simulated::computed =
+              start + simulated::duration(all * static_cast<double>(done) / static_cast<double>(total));
+          dp.ready(i);
+        }
+        dp.step({.lr = 0.1f});
+        const double seconds = (simulated::now() - start).count();
+        if (comm.rank() == 0) std::printf("%s.%s %zu %.9g\n", net.name, name.c_str(), cap, seconds);
+      };
+      contender("automatic", 0, hd::automatic_buckets{costs});
+      for (std::size_t parts = 1; parts <= 64; ++parts) {
+        const std::size_t cap = total * sizeof(float) / parts;
+        contender("cap", cap, hd::buckets{cap, cap});
+      }
+    });
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "";
   if (what == "overlap") {
     overlap();
+  } else if (what == "buckets") {
+    buckets();
   } else if (what == "lanes") {
     lanes();
   } else if (what == "stream" && argc > 2) {
@@ -165,7 +246,7 @@ int main(int argc, char** argv) {
       reduce(std::atoi(argv[1]), std::strtoull(argv[a], nullptr, 10), std::atoi(argv[a + 1]), std::atoi(argv[a + 2]));
     }
   } else {
-    std::fprintf(stderr, "usage: allreduce RANKS BYTES CALLS SAMPLES... | stream RANKS | overlap | lanes\n");
+    std::fprintf(stderr, "usage: allreduce RANKS BYTES CALLS SAMPLES... | stream RANKS | overlap | buckets | lanes\n");
     return 2;
   }
 }

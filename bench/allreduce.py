@@ -76,6 +76,7 @@ def measure(binary, peers, rounds):
                 work(MANY, MANY_RANKS, 100), "many")
         run([binary, "overlap"], "overlap")
         run([binary, "lanes"], "lanes")
+    run([binary, "buckets"], "buckets")  # in simulated time, the same every time
 
 
 def compare(peers):
@@ -109,6 +110,13 @@ def compare(peers):
     ratios.append({"case": "overlap", "ours": hidden, "other": 0.8, "unit": "hidden", "ratio": hidden / 0.8})
     print(f"overlap: compute {alone * 1e3:.1f} ms, serial {serial * 1e3:.1f} ms, overlapped {together * 1e3:.1f} ms")
     print(f"RATIO overlap {hidden:.3f} 0.8 hidden {hidden / 0.8:.3f}")
+    for links in ("near", "middle", "far"):
+        caps = sorted(size for group, what, size in samples if group == "buckets" and what == links + ".cap")
+        best = min(caps, key=lambda cap: median("buckets", links + ".cap", cap))
+        print(f"buckets.{links}: " + ", ".join(f"{median('buckets', links + '.cap', cap) * 1e3:.1f} ms at {cap}"
+                                               for cap in caps))
+        ratio(f"buckets.{links}.best", 1e3 * median("buckets", links + ".automatic"),
+              1e3 * median("buckets", links + ".cap", best), "ms")
     for lanes in (2, 4):
         ratio(f"lanes.{lanes}.one", 1e6 * median("lanes", "step", lanes), 1e6 * median("lanes", "step", 1))
     for size in SIZES:

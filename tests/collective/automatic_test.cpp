@@ -4,6 +4,7 @@
 #include <heddle/collective/gather.hpp>
 #include <heddle/collective/verify.hpp>
 #include <heddle/comm/calibrate.hpp>
+#include <heddle/comm/detail/wrapper.hpp>
 #include <heddle/comm/self.hpp>
 #include <heddle/comm/threads.hpp>
 
@@ -14,6 +15,9 @@
 #include <cstdio>
 #include <filesystem>
 #include <limits>
+#include <map>
+#include <mutex>
+#include <set>
 #include <stdexcept>
 
 namespace hd = heddle;
@@ -181,6 +185,7 @@ TEST_CASE("links are a table that reads back as the same value") {
   hd::links l = cluster(1.0 / 3, 2e-11, 1e-5, 1.0 / 7e9, 8, hd::sharing::pair, 0.1);
   l.inter.first = 2.0 / 3;
   l.intra.far[3] = 1.0 / 3;
+  l.inter.sized[2] = {0.1, 1.0 / 7};
   CHECK(hd::links::parse(l.text()) == l);
   CHECK(hd::links::parse(hd::links{}.text()) == hd::links{});
   const std::string path = (std::filesystem::temp_directory_path() / "heddle_links_test.txt").string();
@@ -189,6 +194,13 @@ TEST_CASE("links are a table that reads back as the same value") {
   std::remove(path.c_str());
   CHECK_THROWS_AS(hd::links::load(path), hd::file_error);
   CHECK_THROWS_AS(l.save(path + "/no/such/folder"), hd::file_error);
+  const std::string far = " 1 1 1 0.5 1 1 1 1 1 1 1 1 1 1 1 1";
+  const hd::links older = hd::links::parse("heddle-links 3\nintra 1e-6 2e-9 pair 0" + far +
+                                           "\ninter 3e-6 4e-9 node 5e-6" + far + "\ngamma 6e-9\nnode 8\n");
+  hd::links same{{{1e-6, 2e-9}, hd::sharing::pair}, {{3e-6, 4e-9}, hd::sharing::node, 5e-6}, 6e-9, 8};
+  same.intra.far[3] = same.inter.far[3] = 0.5;
+  CHECK(older == same);
+  CHECK_THROWS_AS(hd::links::parse("heddle-links 2\n"), hd::file_error);
   const std::string good = l.text();
   for (std::size_t n = 0; n + 1 < good.size(); n += 3) {
     if (n + 3 < good.size()) CHECK_THROWS_AS(hd::links::parse(good.substr(0, n)), hd::file_error);
@@ -198,10 +210,93 @@ TEST_CASE("links are a table that reads back as the same value") {
   bad.gamma = -1;
   CHECK_THROWS_AS(hd::links::parse(bad.text()), hd::file_error);
   CHECK_THROWS_AS(hd::price(hd::ring{}, 2, 8, bad), hd::argument_error);
+  bad = l;
+  bad.intra.sized[1].beta = 0.0;
+  CHECK_THROWS_AS(bad.check(), hd::argument_error);
   bad.gamma = std::numeric_limits<double>::quiet_NaN();
   CHECK_THROWS_AS(bad.check(), hd::argument_error);
   CHECK_THROWS_AS(hd::price(hd::ring{}, 0, 8, l), hd::argument_error);
   CHECK_THROWS_AS(hd::price(hd::ring{}, 2, 8, l, 0), hd::argument_error);
+}
+
+TEST_CASE("costs may differ with the number of ranks, and the choice follows") {
+  hd::links l = cluster(1e-5, 1e-9, 2e-5, 1e-8, 4);
+  l.intra.sized[0] = {3.0, 0.5};   // two or three ranks of a machine
+  l.inter.sized[0] = {0.01, 2.0};  // two or three machines
+  l.inter.sized[1] = {1.5, 1.0};   // four to seven
+  const auto priced = [&](int ranks, hd::link_cost intra, hd::link_cost inter) {
+    const hd::links plain = cluster(1e-5 * intra.alpha, 1e-9 * intra.beta, 2e-5 * inter.alpha, 1e-8 * inter.beta, 4);
+    for (const std::size_t bytes : {4u, 65536u, 25000000u}) {
+      CAPTURE(ranks, bytes);
+      near(hd::price(hd::ring{}, ranks, bytes, l), hd::price(hd::ring{}, ranks, bytes, plain));
+      near(hd::price(hd::hierarchical<>{.group = 4}, ranks, bytes, l),
+           hd::price(hd::hierarchical<>{.group = 4}, ranks, bytes, plain));
+      CHECK(hd::automatic{l}.choose(ranks, bytes).name() == hd::automatic{plain}.choose(ranks, bytes).name());
+    }
+  };
+  priced(2, {3.0, 0.5}, {1.0, 1.0});
+  priced(3, {3.0, 0.5}, {1.0, 1.0});
+  priced(4, {1.0, 1.0}, {1.0, 1.0});
+  priced(8, {1.0, 1.0}, {0.01, 2.0});
+  priced(16, {1.0, 1.0}, {1.5, 1.0});
+  priced(32, {1.0, 1.0}, {1.0, 1.0});
+  // On one kind of link: rounds are dear among eight, and cost nothing among four.
+  hd::links one = cluster(1e-3, 1e-9, 1e-3, 1e-9, 0);
+  one.intra.sized[1] = {1e-6, 1.0};
+  near(hd::price(hd::ring{}, 4, 1 << 20, one), 6 * (1e-9 + (1 << 18) * 1e-9));
+  near(hd::price(hd::ring{}, 8, 1 << 20, one), 14 * (1e-3 + (1 << 17) * 1e-9));
+  const auto rounds = [&](int ranks) {
+    return hd::automatic{one}.choose(ranks, 1 << 20).all_reduce(0, ranks, 1 << 18).rounds();
+  };
+  CHECK(rounds(8) <= 3);
+  const double four = hd::automatic{one}.choose(4, 1 << 20).seconds;
+  CHECK(four <= 6 * (1e-9 + (1 << 18) * 1e-9));
+}
+
+namespace {
+// Which ranks took part in each round of a calibration, so that another one can charge them by their number.
+struct participants {
+  std::mutex mutex;
+  std::map<std::pair<std::uint64_t, int>, std::set<int>> of;
+};
+template <class Comm> class by_number : public hd::detail::wrapper<Comm> {
+ public:
+  by_number(Comm inner, participants& p, bool charge) : hd::detail::wrapper<Comm>(std::move(inner)), p_(p), charge_(charge) {}
+  by_number duplicate() { return {this->inner_.duplicate(), p_, charge_}; }
+  template <class Apply>
+  void exchange(hd::header h, std::span<const hd::outgoing> out, std::span<const hd::incoming> in, Apply&& apply) {
+    this->inner_.exchange(h, out, in, std::forward<Apply>(apply));
+    const std::lock_guard lock(p_.mutex);
+    std::set<int>& all = p_.of[{h.count, h.round}];
+    if (!charge_) all.insert(this->rank());
+    const double few = all.size() <= 2 ? 0.5 : all.size() <= 4 ? 0.75 : 1.0;
+    for (const hd::outgoing& m : out)
+      virtual_clock::seconds += few * 1e-5 + (2.0 - few) * 1e-9 * static_cast<double>(m.bytes);
+  }
+
+ private:
+  participants& p_;
+  bool charge_;
+};
+}  // namespace
+
+TEST_CASE("calibrate measures fewer ranks, too") {
+  participants all;
+  hd::links found;
+  for (const bool charge : {false, true}) {
+    hd::threads::run(8, [&](auto& inner) {
+      virtual_clock::seconds = 0.0;
+      by_number comm(inner, all, charge);
+      const hd::links l = hd::calibrate<virtual_clock>(comm);
+      if (comm.rank() == 0) found = l;
+    });
+  }
+  CAPTURE(found.text());
+  const auto close = [](double a, double b) { return std::abs(a - b) <= 0.01 * b; };
+  CHECK((close(found.intra.cost.alpha, 1e-5) && close(found.intra.cost.beta, 1e-9)));
+  CHECK((close(found.intra.sized[0].alpha, 0.5) && close(found.intra.sized[0].beta, 1.5)));
+  CHECK((close(found.intra.sized[1].alpha, 0.75) && close(found.intra.sized[1].beta, 1.25)));
+  CHECK(found.intra.sized[2] == hd::link_cost{1.0, 1.0});
 }
 
 TEST_CASE("calibrate finds the costs of a cluster, and all ranks get the same") {

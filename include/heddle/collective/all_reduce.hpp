@@ -36,7 +36,7 @@ constexpr void require_topology() {
   } else {
     static_assert(has_all_reduce_schedule<Topology>,
                   "heddle: .topology must provide all_reduce(rank, size, count) or be native{}; "
-                  "see docs/collective.md");
+                  "see docs/collective.md; with native{} in it include heddle/collective/native_leaves.hpp");
   }
 }
 }  // namespace detail

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -24,7 +23,7 @@ inline namespace v0 {
 /// Few buckets expose the last one, many their latencies; for equal tensors the best number is near the square root of
 /// the time for all bytes over the latency of one. Numbers up to twice that are tried with the tensors at hand, each of
 /// which stays whole. No size is built in. Every rank must have the same costs, as it has from `calibrate` or from a
-/// table. native{} is priced as direct{}.
+/// table. native{} is priced as direct{}, also inside other topologies.
 struct automatic_buckets {
   links costs{};  ///< The cluster.
 
@@ -39,10 +38,7 @@ struct automatic_buckets {
     for (const std::size_t n : bytes) total += static_cast<double>(n);
     const auto seconds = [&](double floats) {
       const auto sent = static_cast<std::size_t>(floats / sizeof(float)) * wire;
-      if constexpr (std::is_same_v<Topology, native>)
-        return price(direct{}, ranks, sent, costs, wire);
-      else
-        return price(t, ranks, sent, costs, wire);
+      return price(detail::as_schedules(t), ranks, sent, costs, wire);
     };
     const double latency = seconds(sizeof(float)), all = (std::max)(seconds(total), latency);
     const double most = latency > 0.0 ? 2.0 * std::sqrt(all / latency) : static_cast<double>(bytes.size());

@@ -3,9 +3,17 @@
 #pragma once
 
 #include <heddle/collective/mixed_radix.hpp>
+#include <heddle/collective/native.hpp>
 
 namespace heddle {
 inline namespace v0 {
+
+template <class Intra, class Inter> struct hierarchical;
+namespace detail {
+template <class Intra, class Inter>
+inline constexpr bool has_native_leaf<hierarchical<Intra, Inter>> =
+    std::is_same_v<Intra, native> || std::is_same_v<Inter, native> || has_native_leaf<Inter>;
+}  // namespace detail
 
 /// @brief Two levels: reduce-scatter inside a group, all-reduce across groups, all-gather inside.
 ///
@@ -14,7 +22,9 @@ inline namespace v0 {
 /// Wire:    with equal groups of X, Y groups: 2 n (X - 1) / X inside, 2 (n / X) (Y - 1) / Y across, per rank.
 /// Rounds:  those of intra twice (its two halves) plus those of inter.
 /// Error:   roundings of intra's reduce-scatter plus those of inter.
-/// Order:   any topology with reduce_scatter and all_gather inside; any topology across.
+/// Order:   any topology with reduce_scatter and all_gather inside; any topology across. native{} in either place, or
+///          in both, with heddle/collective/native_leaves.hpp on communicators that can be split; then there is no
+///          schedule.
 /// Paper:   Cho et al. 2019 (BlueConnect); Jia et al. 2018.
 /// Throws:  argument_error if `group` is negative.
 template <class Intra = ring, class Inter = ring> struct hierarchical {
@@ -28,9 +38,24 @@ template <class Intra = ring, class Inter = ring> struct hierarchical {
     return (size + g - 1) / g;
   }
 
+  /// Ranks of a group but the last one, of `size` ranks. Throws: argument_error if `group` is negative.
+  constexpr int group_of(int size) const {
+    if (group < 0)
+      throw argument_error("heddle::hierarchical: group is " + std::to_string(group) + ", allowed is 0 or more");
+    return group == 0 ? detail::middle_divisor(size) : group < size ? group : size;
+  }
+  /// The same with direct{} in the places of native{}.
+  constexpr auto as_schedules() const {
+    const auto a = detail::as_schedules(intra);
+    const auto b = detail::as_schedules(inter);
+    return hierarchical<std::remove_const_t<decltype(a)>, std::remove_const_t<decltype(b)>>{a, b, group};
+  }
+
   /// @brief Schedule of what happens inside groups alone: a reduce-scatter of `count` elements, after which a rank owns
   /// its column of its group's sum.
-  constexpr detail::schedule_for<Intra> inside(int rank, int size, std::size_t count) const {
+  constexpr detail::schedule_for<Intra> inside(int rank, int size, std::size_t count) const
+    requires(!detail::has_native_leaf<hierarchical>)
+  {
     const int columns = size - (groups(size) - 1) * group_of(size), local = rank % group_of(size);
     detail::schedule_for<Intra> s = scatter(rank, size, count);
     std::vector<interval> owned;
@@ -42,7 +67,9 @@ template <class Intra = ring, class Inter = ring> struct hierarchical {
   }
 
   /// Schedule of an all-reduce of `count` elements.
-  constexpr detail::schedule_for<Intra> all_reduce(int rank, int size, std::size_t count) const {
+  constexpr detail::schedule_for<Intra> all_reduce(int rank, int size, std::size_t count) const
+    requires(!detail::has_native_leaf<hierarchical>)
+  {
     static_assert(has_all_reduce_schedule<Inter>,
                   "heddle::hierarchical: .inter must provide all_reduce(); see docs/collective.md");
     detail::schedule_for<Intra> s = scatter(rank, size, count);
@@ -144,11 +171,6 @@ template <class Intra = ring, class Inter = ring> struct hierarchical {
   }
 
  private:
-  constexpr int group_of(int size) const {
-    if (group < 0)
-      throw argument_error("heddle::hierarchical: group is " + std::to_string(group) + ", allowed is 0 or more");
-    return group == 0 ? detail::middle_divisor(size) : group < size ? group : size;
-  }
   // Blocks of a group of n ranks: the columns, and nothing for ranks beyond them.
   static constexpr std::vector<interval> blocks_of(int n, int columns, std::size_t count) {
     std::vector<interval> blocks(static_cast<std::size_t>(n), interval{0, 0});

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <type_traits>
 
 namespace heddle {
 inline namespace v0 {
@@ -17,6 +18,21 @@ struct native {
   /// "native".
   std::string name() const { return "native"; }
 };
+
+struct direct;
+
+namespace detail {
+// Whether a topology is put together of others, of which one is native{}: it has no schedule of its own.
+template <class Topology> inline constexpr bool has_native_leaf = false;
+
+// A topology with direct{}, which reads and adds alike, in the places of native{}: what the model can price.
+template <class Topology> constexpr auto as_schedules(const Topology& t) {
+  if constexpr (std::is_same_v<Topology, native>)
+    return std::conditional_t<has_native_leaf<Topology>, Topology, direct>{};  // a name that depends: it isn't complete
+  else if constexpr (has_native_leaf<Topology>) return t.as_schedules();
+  else return t;
+}
+}  // namespace detail
 
 }  // namespace v0
 }  // namespace heddle

@@ -60,8 +60,9 @@ template <class Operation> class port_loads {
     const bool pair = c.shared == sharing::pair, by_node = c.shared == sharing::node;
     const std::size_t a = pair ? from * size_ + to : from, b = pair ? a : to;
     const double s = links_->beta(static_cast<int>(from), static_cast<int>(to), static_cast<int>(size_)) * bytes_of(o);
-    f(loads_[kind][0][a], c.cost.alpha);
-    f(loads_[kind][1][b], c.cost.alpha);
+    const double alpha = links_->alpha(static_cast<int>(from), static_cast<int>(to), static_cast<int>(size_));
+    f(loads_[kind][0][a], alpha);
+    f(loads_[kind][1][b], alpha);
     f(loads_[kind][2][by_node ? static_cast<std::size_t>(node) : a], s);
     f(loads_[kind][3][by_node ? static_cast<std::size_t>(other) : b], s);
   }
@@ -115,7 +116,8 @@ double price_of(const std::vector<Schedule>& all, std::size_t element_bytes, con
 /// A round of a rank begins when its previous one has ended. A message is there when sender and receiver have begun
 /// the round and its ports have carried what they have to carry in it: alpha for each message that its sender sends or
 /// its receiver receives, then beta for each byte, by its distance, at the ports that share the bandwidth; the first
-/// one between two ranks comes later by what asking costs (`link_class::first`). Then gamma for each byte that is
+/// one between two ranks comes later by what asking costs (`link_class::first`); alpha and beta are those among as many
+/// ranks and machines as take part (`link_class::sized`). Then gamma for each byte that is
 /// reduced. Ports send and receive at the same time; computation and messages of a round don't overlap.
 /// Cost:    O(operations of all ranks): some 10 ms for a ring of 256.
 /// @param t The topology. @param size Ranks, at least 1. @param bytes Of the buffer. @param l What links cost.

@@ -109,7 +109,8 @@ template <class Clock, class Comm, class Byte = std::byte> class stopwatch {
 ///
 /// Pairs of ranks exchange 8 bytes and 1 MiB, all pairs at the same time, one pair alone, and one rank with two others:
 /// that gives latency and bandwidth, and who shares the latter; 128 KiB, at the beginning of a call and in it; and
-/// 1 MiB with ranks 2, 4, 8 .. away, all at the same time. Medians, or the fastest, of rank 0, which every rank gets.
+/// 1 MiB with ranks 2, 4, 8 .. away, all at the same time; 8 bytes and 1 MiB where only 2, 4, 8 .. ranks of a machine,
+/// or machines, take part, the others waiting. Medians, or the fastest, of rank 0, which every rank gets.
 /// Collective. It gives messages of host memory: wrap a communicator that works in a stream, `hosted(comm)`.
 /// @param comm Communicator. @param node Ranks of one machine, consecutive ones; 0: all are on one.
 /// @tparam Clock What measures; for example the clock of a simulator.
@@ -127,7 +128,7 @@ template <class Clock = std::chrono::steady_clock, communicator Comm> links cali
   // Rank i of one side pairs with its counterpart; rank 0 is always in the first pair.
   // `place` is this rank's, or its machine's, among `places`; partner(other) the rank at another one, or -1.
   const auto measure = [&](link_class& c, int place, int places, auto&& partner, int first, int second,
-                           int concurrent) {
+                           int concurrent, auto&& shared_by) {
     using list = std::vector<int>;
     const auto only = [&](bool take_part, list peers) { return take_part ? std::move(peers) : list{}; };
     const auto at_distance = [&](int d) {
@@ -158,18 +159,27 @@ template <class Clock = std::chrono::steady_clock, communicator Comm> links cali
       const double s = watch.fastest(at_distance(static_cast<int>(d)), watch.large, 7) - c.cost.alpha;
       c.far[k] = near > 0.0 ? (std::max)(1.0, s / near) : 1.0;
     }
+    // Fewer of them: sizes with another place in the table than all have.
+    for (std::size_t k = 0, s = 2; 2 * s <= static_cast<std::size_t>(places); ++k, s *= 2) {
+      const list few = only(place < static_cast<int>(s), all);
+      const double alpha = watch.exchange(few, 8, 31);
+      const double bytes = watch.fastest(few, watch.large, 7) - alpha;
+      const double share = shared_by(static_cast<int>(s));  // of how many flows in all
+      if (c.cost.alpha > 0.0 && alpha > 0.0) c.sized[k].alpha = alpha / c.cost.alpha;
+      if (near > 0.0 && bytes > 0.0) c.sized[k].beta = bytes / near / (c.shared == sharing::node ? share : 1.0);
+    }
   };
   if (group > 1) {
     const int local = rank % group, base = rank - local, end = (std::min)(base + group, size);
     measure(
         l.intra, local, group, [&](int other) { return base + other < end ? base + other : -1; }, 1,
-        group > 2 ? group - 1 : size, group / 2 * 2);
+        group > 2 ? group - 1 : size, group / 2 * 2, [&](int ranks) { return ranks / (group / 2 * 2.0); });
   }
   if (group < size) {
     const int machines = (size - 1) / group + 1, second = machines > 2 ? (machines - 1) * group : size;
     measure(
         l.inter, rank / group, machines, [&](int other) { return other * group + rank % group; }, group, second,
-        (std::min)(group, size - group));
+        (std::min)(group, size - group), [](int) { return 1.0; });
   } else {
     l.inter = l.intra;
   }

@@ -219,6 +219,25 @@ concept has_native_all_reduce = requires(C& c, header h, const void* in, void* o
   c.native_all_reduce(h, in, out, n, l);
 };
 
+/// @brief Whether the communicator has a reduce-scatter and an all-gather of its own: `native_reduce_scatter(header,
+/// data, counts, leaf)` and `native_all_gather(header, data, counts, bytes per element)`, in place, of blocks that lie
+/// one after the other, one for each rank. A mean isn't divided.
+template <class C>
+concept has_native_halves = requires(C& c, header h, void* data, std::size_t bytes, const leaf& l) {
+  c.native_reduce_scatter(h, data, detail::value_of<std::span<const std::size_t>>(), l);
+  c.native_all_gather(h, data, detail::value_of<std::span<const std::size_t>>(), bytes);
+};
+
+/// @brief Whether the communicator can be split in two levels, as hierarchical with native{} leaves does: `split(color,
+/// key)`, which gives one of the ranks with the same color, and `levels(group)`, which keeps what was split: `inside`
+/// are this rank's group of consecutive ranks, `across` those that have its place in their groups. All collective.
+template <class C>
+concept has_levels = requires(C& c, int group) {
+  { c.split(group, group) } -> std::same_as<C>;
+  { c.levels(group).inside } -> std::same_as<C&>;
+  { c.levels(group).across } -> std::same_as<C&>;
+};
+
 /// @brief Whether the communicator wants to know of each call before its first message: `begin(header)`, on every rank.
 template <class C>
 concept has_begin = requires(C& c, const header& h) { c.begin(h); };

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <heddle/comm/detail/levels.hpp>
 #include <heddle/comm/detail/wrapper.hpp>
 
 #include <atomic>
@@ -32,6 +33,19 @@ class counting : public detail::wrapper<Comm> {
 
   /// A duplicate that counts into the same figures.
   counting duplicate() { return {inner_.duplicate(), counters_}; }
+  static constexpr bool parts_count_anew = detail::parts_count_anew<Comm>;  ///< As the communicator underneath.
+  /// A part that counts into the same figures.
+  counting split(int color, int key = 0)
+    requires has_levels<Comm>
+  {
+    return {inner_.split(color, key), counters_};
+  }
+  /// Parts for two levels, kept.
+  auto& levels(int group)
+    requires has_levels<Comm>
+  {
+    return levels_.of(*this, group);
+  }
 
   /// What this rank has sent so far.
   traffic sent() const noexcept { return {counters_->bytes, counters_->messages, counters_->control}; }
@@ -61,7 +75,30 @@ class counting : public detail::wrapper<Comm> {
     return r;
   }
 
+  /// Forwards and counts what a rank must send, (P - 1) / P of the bytes.
+  bool native_reduce_scatter(const header& h, void* data, std::span<const std::size_t> counts, const leaf& l)
+    requires has_native_halves<Comm>
+  {
+    const bool r = inner_.native_reduce_scatter(h, data, counts, l);
+    count_half(counts, l.bytes);
+    return r;
+  }
+  /// The same.
+  void native_all_gather(const header& h, void* data, std::span<const std::size_t> counts, std::size_t bytes)
+    requires has_native_halves<Comm>
+  {
+    inner_.native_all_gather(h, data, counts, bytes);
+    count_half(counts, bytes);
+  }
+
  private:
+  void count_half(std::span<const std::size_t> counts, std::size_t bytes) {
+    std::uint64_t n = 0;
+    for (const std::size_t c : counts) n += c;
+    const auto p = static_cast<std::uint64_t>(this->size());
+    counters_->bytes += n * bytes * (p - 1) / p;
+    counters_->messages += p > 1;
+  }
   struct counters {
     std::atomic<std::uint64_t> bytes{0}, messages{0}, control{0};
   };
@@ -69,6 +106,7 @@ class counting : public detail::wrapper<Comm> {
       : detail::wrapper<Comm>(std::move(inner)), counters_(std::move(c)) {}
 
   std::shared_ptr<counters> counters_;
+  detail::level_cache<counting> levels_;
 };
 
 }  // namespace v0

@@ -20,6 +20,9 @@ inline namespace v0 {
 struct link_cost {
   double alpha = 0.0;  ///< Seconds per message, 0 or above.
   double beta = 0.0;   ///< Seconds per byte, 0 or above.
+
+  /// Equality.
+  constexpr bool operator==(const link_cost& o) const = default;
 };
 
 /// @brief Who divides the bandwidth of a link among the messages of one time.
@@ -41,17 +44,30 @@ struct link_class {
   /// counted around, if all send that far at once: what links inside a network that messages share cost. The last one
   /// is for all that are further apart.
   std::array<double, distances> far = no_distance();
+  /// By which factors alpha and beta are other than `cost` if only 2^(k + 1) to 2^(k + 2) - 1 ranks of a machine (or
+  /// machines) take part: fewer share caches, switches and the library's own work. The last one is for all above.
+  std::array<link_cost, distances> sized = no_size();
 
   /// Equality.
   constexpr bool operator==(const link_class& o) const {
-    return cost.alpha == o.cost.alpha && cost.beta == o.cost.beta && shared == o.shared && first == o.first &&
-           far == o.far;
+    return cost == o.cost && shared == o.shared && first == o.first && far == o.far && sized == o.sized;
   }
   /// The factor between a and b of `places` ranks, or machines, that stand around; 1 for one and itself.
   constexpr double factor(int a, int b, int places) const noexcept {
     const int apart = a < b ? b - a : a - b, around = (std::min)(apart, (std::max)(places - apart, 0));
     const auto bits = static_cast<std::size_t>(std::bit_width(static_cast<unsigned>(around)));
     return bits ? far[(std::min)(bits, distances) - 1] : 1.0;
+  }
+  /// The factors among `places` ranks, or machines.
+  constexpr const link_cost& among(int places) const noexcept {
+    const auto bits = static_cast<std::size_t>(std::bit_width(static_cast<unsigned>((std::max)(places, 2))));
+    return sized[(std::min)(bits - 1, distances) - 1];
+  }
+  /// Factors of 1.
+  static constexpr std::array<link_cost, distances> no_size() noexcept {
+    std::array<link_cost, distances> all{};
+    all.fill({1.0, 1.0});
+    return all;
   }
   /// Factors of 1.
   static constexpr std::array<double, distances> no_distance() noexcept {
@@ -80,11 +96,16 @@ struct links {
   constexpr int node_of(int rank) const noexcept { return node > 0 ? rank / node : 0; }
   /// The kind of link between two ranks.
   constexpr const link_class& between(int a, int b) const noexcept { return node_of(a) == node_of(b) ? intra : inter; }
-  /// Seconds per byte between two of `size` ranks.
+  /// Seconds per message between two of `size` ranks that all take part.
+  constexpr double alpha(int a, int b, int size) const noexcept {
+    if (node_of(a) != node_of(b)) return inter.cost.alpha * inter.among(node_of(size - 1) + 1).alpha;
+    return intra.cost.alpha * intra.among(near(size)).alpha;
+  }
+  /// Seconds per byte between two of `size` ranks that all take part.
   constexpr double beta(int a, int b, int size) const noexcept {
-    const int x = node_of(a), y = node_of(b);
-    if (x != y) return inter.cost.beta * inter.factor(x, y, node_of(size - 1) + 1);
-    return intra.cost.beta * intra.factor(a, b, node > 0 ? (std::min)(node, size) : size);
+    const int x = node_of(a), y = node_of(b), machines = node_of(size - 1) + 1;
+    if (x != y) return inter.cost.beta * inter.among(machines).beta * inter.factor(x, y, machines);
+    return intra.cost.beta * intra.among(near(size)).beta * intra.factor(a, b, near(size));
   }
 
   /// Throws argument_error if a cost is negative or not a number, or `node` is negative.
@@ -100,14 +121,20 @@ struct links {
         if (!(x > 0.0 && x < std::numeric_limits<double>::infinity()))
           throw argument_error("heddle::links: a factor of " + std::to_string(x) + ", allowed is above 0");
       }
+      for (const link_cost& f : c->sized) {
+        for (const double x : {f.alpha, f.beta}) {
+          if (!(x > 0.0 && x < std::numeric_limits<double>::infinity()))
+            throw argument_error("heddle::links: a factor of " + std::to_string(x) + ", allowed is above 0");
+        }
+      }
     }
     if (node < 0) throw argument_error("heddle::links: node is " + std::to_string(node) + ", allowed is 0 or more");
   }
 
-  /// @brief The table as text: for each kind of link alpha, beta, who shares it, first, far; then gamma and node.
+  /// @brief The table as text: for each kind of link alpha, beta, who shares it, first, far, sized; gamma and node.
   /// Numbers read back as the same bits.
   std::string text() const {
-    std::string out = "heddle-links 3\n";
+    std::string out = "heddle-links 4\n";
     const auto number = [&out](auto x) {
       char digits[32];
       out.append(1, ' ').append(digits, std::to_chars(digits, digits + sizeof digits, x).ptr);
@@ -120,6 +147,7 @@ struct links {
       out.append(1, ' ').append(names[static_cast<std::size_t>(c.shared)]);
       number(c.first);
       for (const double x : c.far) number(x);
+      for (const link_cost& f : c.sized) number(f.alpha), number(f.beta);
       out += '\n';
     }
     number((out += "gamma", gamma));
@@ -127,7 +155,7 @@ struct links {
     return out += '\n';
   }
 
-  /// @brief The table that `text` wrote.
+  /// @brief The table that `text` wrote, or that of version 3, which knew no `sized`.
   /// Throws: file_error on anything else.
   static links parse(std::string_view table) {
     const auto word = [&table] {
@@ -149,7 +177,8 @@ struct links {
     };
     links l;
     expect("heddle-links");
-    expect("3");
+    const std::string_view version = word();
+    if (version != "3" && version != "4") refuse(version, "3 or 4");
     for (const bool outside : {false, true}) {
       link_class& c = outside ? l.inter : l.intra;
       expect(outside ? "inter" : "intra");
@@ -162,6 +191,8 @@ struct links {
       c.shared = static_cast<sharing>(k);
       number(c.first);
       for (double& x : c.far) number(x);
+      if (version == "3") continue;
+      for (link_cost& f : c.sized) number(f.alpha), number(f.beta);
     }
     expect("gamma");
     number(l.gamma);
@@ -187,13 +218,16 @@ struct links {
   static links load(const std::string& path) {
     std::FILE* const f = std::fopen(path.c_str(), "r");
     if (!f) throw file_error("heddle::links: can't read " + path);
-    char some[2048];
+    char some[8192];
     const std::size_t n = std::fread(some, 1, sizeof some, f);
     std::fclose(f);
     return parse({some, n});
   }
 
  private:
+  // Ranks on a machine, of `size` ranks.
+  constexpr int near(int size) const noexcept { return node > 0 ? (std::min)(node, size) : size; }
+
   static constexpr std::string_view names[] = {"pair", "rank", "node"};
 };
 

@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: The Heddle authors
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <heddle/comm/detail/levels.hpp>
 #include <heddle/comm/detail/mpi_native.hpp>
 
 #include <dlfcn.h>
@@ -66,6 +67,8 @@ class communicator : private detail::natives {
     return {session_, number, another(number)};
   }
 
+  static constexpr bool parts_count_anew = true;  ///< Errors of what split() gives number its ranks.
+
   /// @brief A communicator of the ranks that give the same `color`, in the order of `key`, then of their ranks here.
   /// Collective. A failure there isn't heard of here. Below MPI_THREAD_MULTIPLE no other thread may split meanwhile.
   /// @param color Which group, 0 or above. @param key Place in the group.
@@ -79,6 +82,11 @@ class communicator : private detail::natives {
     }
     return communicator(part(color, key));
   }
+
+  /// @brief Communicators of this rank's group of `group` consecutive ranks and of those with its place in theirs; they
+  /// are kept.
+  /// @param group Ranks of a group, at least 1; the last group may be smaller. The first call is collective, as split.
+  auto& levels(int group) { return levels_.of(*this, group); }
 
   /// Number of the machine that a rank runs on: 0, 1, 2 .. in the order of their lowest ranks. Ranks that share memory,
   /// as MPI_Comm_split_type sees it, share a machine.
@@ -106,14 +114,33 @@ class communicator : private detail::natives {
     return reduce(h, in, out, count, l);
   }
 
+  /// @brief MPI_Ireduce_scatter in place, once all ranks have told each other that they are in this call. A mean isn't
+  /// divided. Sums of 16-bit types are rounded where MPI adds; more than options::piece bytes are all-reduced.
+  /// @param h Header. @param data All blocks, one after the other; this rank's is final afterwards, others are scratch.
+  /// @param counts Elements of each rank's block. @param l The reduction.
+  /// @return Whether a finite result left the range of its 16-bit type.
+  bool native_reduce_scatter(const header& h, void* data, std::span<const std::size_t> counts, const leaf& l) {
+    return scatter(h, data, counts, l);
+  }
+  /// @brief MPI_Iallgatherv in place, once all ranks have told each other that they are in this call; above
+  /// options::piece bytes a broadcast of each block.
+  /// @param h Header. @param data All blocks, one after the other. @param counts Elements of each rank's block.
+  /// @param bytes Bytes of an element.
+  void native_all_gather(const header& h, void* data, std::span<const std::size_t> counts, std::size_t bytes) {
+    gather(h, data, counts, bytes);
+  }
+
  private:
   friend communicator world(const options& o);
 
   explicit communicator(std::shared_ptr<detail::session> s) : natives(s, s->give_channel(), MPI_COMM_NULL) {}
   communicator(std::shared_ptr<detail::session> s, int number, MPI_Comm own)
       : natives(std::move(s), number, own) {}
+
+  heddle::detail::level_cache<communicator> levels_;
 };
-static_assert(heddle::communicator<communicator> && has_native_all_reduce<communicator>);
+static_assert(heddle::communicator<communicator> && has_native_all_reduce<communicator> &&
+              has_native_halves<communicator> && has_levels<communicator>);
 
 /// @brief All processes of the job. Initialises MPI if nobody has, and then finalises it when the communicator, its
 /// copies and duplicates are gone; MPI can't be started again afterwards.

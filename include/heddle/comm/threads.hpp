@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <heddle/comm/detail/levels.hpp>
 #include <heddle/comm/detail/threads_world.hpp>
 
 #include <cstring>
@@ -13,19 +14,6 @@ namespace heddle {
 inline namespace v0 {
 /// @brief Ranks as threads of one process.
 namespace threads {
-
-namespace detail {
-// What an exception says.
-inline std::string text_of(const std::exception_ptr& e) {
-  try {
-    std::rethrow_exception(e);
-  } catch (const std::exception& x) {
-    return x.what();
-  } catch (...) {
-    return "an exception that is not a std::exception";
-  }
-}
-}  // namespace detail
 
 /// @brief Settings of threads::run.
 struct options {
@@ -62,18 +50,49 @@ class basic_communicator {
   std::uint16_t next_sequence() noexcept { return sequence_++; }
 
   /// @brief Makes every pending and later call of every rank throw comm_error naming this rank and `text`.
-  void fail(const std::string& text) { world_->shared->fail(rank_, text); }
+  void fail(const std::string& text) { world_->shared->fail(known(), text); }
 
   /// @brief A second communicator of the same ranks, for another thread. Collective.
   basic_communicator duplicate() {
     const header h{.kind = operation_kind::control};
-    if (rank_ == 0) world_->child = std::make_shared<world>(world_->shared, world_->ranks);
+    std::shared_ptr<world>& made = world_->children[0];
+    if (rank_ == 0) made = std::make_shared<world>(world_->shared, world_->members);
     meet(h, false);
-    std::shared_ptr<world> child = world_->child;
+    std::shared_ptr<world> mine = made;
     meet(h, true);
-    if (rank_ == 0) world_->child.reset();
-    return {std::move(child), rank_};
+    if (rank_ == 0) made.reset();
+    return {std::move(mine), rank_};
   }
+
+  /// @brief A communicator of the ranks that give the same `color`, in the order of `key`, then of their ranks here.
+  /// Collective. A failure is everybody's, in all parts; errors name ranks as threads::run numbers them.
+  /// @param color Which group, 0 or above. @param key Place in the group.
+  /// Throws: argument_error if color is negative; comm_error.
+  basic_communicator split(int color, int key = 0) {
+    if (color < 0) {
+      const std::string text = "heddle::threads::communicator::split: color is " + std::to_string(color) +
+                               ", allowed is 0 or above";
+      fail(text);
+      throw argument_error(text);
+    }
+    const header h{.kind = operation_kind::control, .count = 2};
+    world_->standing_of(rank_).color = color;
+    world_->standing_of(rank_).key = key;
+    meet(h, false);
+    const std::vector<int> part = world_->part_of(rank_);
+    std::shared_ptr<world>& made = world_->children[static_cast<std::size_t>(part[0])];
+    if (rank_ == part[0]) made = world_->child(part);
+    meet(h, false);
+    std::shared_ptr<world> mine = made;
+    meet(h, true);
+    if (rank_ == part[0]) made.reset();
+    return {std::move(mine), static_cast<int>(std::find(part.begin(), part.end(), rank_) - part.begin())};
+  }
+
+  /// @brief Communicators of this rank's group of `group` consecutive ranks and of those with its place in theirs; they
+  /// are kept.
+  /// @param group Ranks of a group, at least 1; the last group may be smaller. The first call is collective.
+  auto& levels(int group) { return levels_.of(*this, group); }
 
   /// @brief One round; see the communicator concept.
   template <class Apply>
@@ -119,7 +138,7 @@ class basic_communicator {
     if (few && count) std::memcpy(mine.elements, in, count * l.bytes);
     mine.call.store(call, std::memory_order_seq_cst);
     for (int r = 0; r < size(); ++r) {
-      if (r != rank_) s.ring(r);
+      if (r != rank_) world_->ring(r);
     }
     hear_all(h, call);
     for (int r = 0; r < size(); ++r) {
@@ -152,19 +171,23 @@ class basic_communicator {
   }
 
  private:
+  // This rank's number in the session, and as text that of any.
+  int known() const noexcept { return world_->known(rank_); }
+  std::string name(int r) const { return std::to_string(world_->known(r)); }
+
   // Waits for a peer, or throws.
   template <class Ready>
   void await(const header& h, int peer, Ready&& ready) {
     if (ready()) return;
-    std::atomic<int>& mark = world_->standings[static_cast<std::size_t>(rank_)].waits_for;
+    std::atomic<int>& mark = world_->standing_of(rank_).waits_for;
     mark.store(peer, std::memory_order_release);
-    const detail::wait_end end = world_->shared->wait(rank_, ready, true, [&] {
+    const detail::wait_end end = world_->shared->wait(known(), ready, true, [&] {
       std::string idle;
       for (int r = 0; r < size(); ++r) {
-        if (r != rank_ && world_->standings[static_cast<std::size_t>(r)].waits_for.load(std::memory_order_acquire) < 0)
-          idle += (idle.empty() ? "" : ", ") + std::to_string(r);
+        if (r != rank_ && world_->standing_of(r).waits_for.load(std::memory_order_acquire) < 0)
+          idle += (idle.empty() ? "" : ", ") + name(r);
       }
-      return stalled(h) + "rank " + std::to_string(peer) +
+      return stalled(h) + "rank " + name(peer) +
              (idle.empty() ? "; every rank waits for another" : "; not waiting: rank " + idle);
     });
     if (end == detail::wait_end::ready) mark.store(-1, std::memory_order_release);  // else the mark stays, for others
@@ -203,7 +226,7 @@ class basic_communicator {
     try {
       return f();
     } catch (...) {
-      world_->shared->fail(rank_, "the reduction of rank " + std::to_string(rank_) +
+      world_->shared->fail(known(), "the reduction of rank " + name(rank_) +
                                       " threw: " + detail::text_of(std::current_exception()));
       throw;
     }
@@ -217,16 +240,16 @@ class basic_communicator {
       while (next < size() && come(next)) ++next;
       return next == size();
     };
-    const detail::wait_end end = world_->shared->wait(rank_, all, true, [&] { return stalled(h) + missing(come); });
+    const detail::wait_end end = world_->shared->wait(known(), all, true, [&] { return stalled(h) + missing(come); });
     if (end != detail::wait_end::ready) pass(h, end, next);
   }
 
   // Waits at the gate, or throws; with `must_open` it can't fail.
   void meet(const header& h, bool must_open) {
-    const auto gates = [&](int r) -> auto& { return world_->standings[static_cast<std::size_t>(r)].gates; };
+    const auto gates = [&](int r) -> auto& { return world_->standing_of(r).gates; };
     const std::uint64_t times = gates(rank_).fetch_add(1, std::memory_order_acq_rel) + 1;
     const auto come = [&](int r) { return gates(r).load(std::memory_order_acquire) >= times; };
-    const detail::wait_end end = world_->door.arrive_and_wait(*world_->shared, rank_, size(), must_open,
+    const detail::wait_end end = world_->door.arrive_and_wait(*world_->shared, known(), world_->members, must_open,
                                                               [&] { return stalled(h) + missing(come); });
     if (end == detail::wait_end::ready) return;
     int absent = 0;
@@ -239,7 +262,7 @@ class basic_communicator {
   std::string missing(Come&& come) const {
     std::string text;
     for (int r = 0; r < size(); ++r) {
-      if (!come(r)) text += (text.empty() ? "rank " : ", ") + std::to_string(r);
+      if (!come(r)) text += (text.empty() ? "rank " : ", ") + name(r);
     }
     return text;
   }
@@ -247,7 +270,7 @@ class basic_communicator {
   // The beginning of a stall report.
   std::string stalled(const header& h) const {
     const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(world_->shared->stall().after);
-    return "rank " + std::to_string(rank_) + " has waited in " + heddle::detail::describe(h) + " for more than " +
+    return "rank " + name(rank_) + " has waited in " + heddle::detail::describe(h) + " for more than " +
            std::to_string(ms.count()) + " ms for ";
   }
 
@@ -255,20 +278,20 @@ class basic_communicator {
   void pass(const header& h, detail::wait_end end, int peer) {
     Session& s = *world_->shared;
     if (end == detail::wait_end::ready) return;
-    if (end == detail::wait_end::failed) throw comm_error(name_of(h.kind), rank_, s.failed(), s.failure());
+    if (end == detail::wait_end::failed) throw comm_error(name_of(h.kind), known(), s.failed(), s.failure());
     const std::string text =
-        (peer >= 0 ? "rank " + std::to_string(peer) : std::string("a rank")) + " did not reach " +
-        heddle::detail::describe(h, 0) + " of rank " + std::to_string(rank_) + " within " +
+        (peer >= 0 ? "rank " + name(peer) : std::string("a rank")) + " did not reach " +
+        heddle::detail::describe(h, 0) + " of rank " + name(rank_) + " within " +
         std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(s.deadline()).count()) + " ms";
-    s.fail(peer >= 0 ? peer : rank_, text);
-    throw comm_error(name_of(h.kind), rank_, peer, text);
+    s.fail(world_->known(peer >= 0 ? peer : rank_), text);
+    throw comm_error(name_of(h.kind), known(), peer >= 0 ? world_->known(peer) : peer, text);
   }
 
   [[noreturn]] void mismatch(const header& h, std::size_t bytes, int peer, const std::string& theirs) {
-    const std::string text = "calls differ: rank " + std::to_string(rank_) + " is in " +
-                             heddle::detail::describe(h, bytes) + ", rank " + std::to_string(peer) + " is in " + theirs;
-    world_->shared->fail(rank_, text);
-    throw comm_error(name_of(h.kind), rank_, peer, text);
+    const std::string text = "calls differ: rank " + name(rank_) + " is in " +
+                             heddle::detail::describe(h, bytes) + ", rank " + name(peer) + " is in " + theirs;
+    world_->shared->fail(known(), text);
+    throw comm_error(name_of(h.kind), known(), world_->known(peer), text);
   }
 
   void post(const header& h, std::span<const outgoing> out) {
@@ -291,7 +314,7 @@ class basic_communicator {
       b.filling = false;
       b.head = h;
       b.state.store(b.posted, std::memory_order_seq_cst);
-      world_->shared->ring(peer);
+      world_->ring(peer);
     }
   }
 
@@ -328,7 +351,7 @@ class basic_communicator {
     for (const int peer : read_) {
       auto& b = world_->between(peer, rank_);
       b.state.store(b.empty, std::memory_order_seq_cst);
-      world_->shared->ring(peer);
+      world_->ring(peer);
     }
     read_.clear();
   }
@@ -336,7 +359,7 @@ class basic_communicator {
   // First tell everybody, then let nobody begin to read here, then wait for those who have begun.
   void retreat(const char* why) noexcept {
     Session& s = *world_->shared;
-    if (s.failed() < 0) s.fail(rank_, "an exchange of rank " + std::to_string(rank_) + " failed: " + why);
+    if (s.failed() < 0) s.fail(known(), "an exchange of rank " + name(rank_) + " failed: " + why);
     release();
     for (const int peer : sent_) {
       auto& b = world_->between(rank_, peer);
@@ -344,7 +367,7 @@ class basic_communicator {
       int posted = b.posted;
       if (b.state.compare_exchange_strong(posted, b.empty, std::memory_order_seq_cst)) continue;
       const auto read = [&] { return b.state.load(std::memory_order_seq_cst) == b.empty; };
-      s.wait(rank_, read, false, [&] { return stalled(b.head) + "rank " + std::to_string(peer) + " to stop reading"; });
+      s.wait(known(), read, false, [&] { return stalled(b.head) + "rank " + name(peer) + " to stop reading"; });
     }
   }
 
@@ -354,11 +377,12 @@ class basic_communicator {
   std::vector<int> sent_, read_;  // peers of this round
   std::vector<arrival> arrivals_;
   std::vector<operand> operands_;
+  heddle::detail::level_cache<basic_communicator> levels_;
 };
 
 /// @brief The communicator that threads::run hands to each rank.
 using communicator = basic_communicator<detail::session>;
-static_assert(heddle::communicator<communicator> && has_native_all_reduce<communicator>);
+static_assert(heddle::communicator<communicator> && has_native_all_reduce<communicator> && has_levels<communicator>);
 
 namespace detail {
 // Everything of `run` that does not depend on the function, so that each call site costs a few instructions.
@@ -368,7 +392,9 @@ void run_ranks(const options& o, void (*call)(void*, basic_communicator<Session>
     throw argument_error("heddle::threads::run: ranks is " + std::to_string(o.ranks) + ", allowed is 1 or more");
   const heddle::detail::stall_report stall{o.stall, o.on_stall, o.stall_context};
   auto shared = std::make_shared<Session>(o.ranks, o.deadline, stall);
-  auto w = std::make_shared<world<Session>>(shared, o.ranks);
+  std::vector<int> numbers;
+  for (int r = 0; r < o.ranks; ++r) numbers.push_back(r);
+  auto w = std::make_shared<world<Session>>(shared, std::move(numbers));
   std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(o.ranks));
   std::atomic<int> first{-1};
   const auto body = [&](int rank) {

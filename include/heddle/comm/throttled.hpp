@@ -24,11 +24,13 @@ inline namespace v0 {
 /// Wire:   8 bytes more per peer and round: when the messages are there. For this, ranks must read the same clock, as
 ///         threads and processes of one machine do.
 /// @tparam Comm The communicator underneath, held by value.
-template <class Comm>
+/// @tparam Clock Whose time it is. One with a `sleep_until(time_point)` of its own isn't slept by: in a simulation it
+/// moves on to that time.
+template <class Comm, class Clock = std::chrono::steady_clock>
 class throttled : public detail::wrapper<Comm> {
   using detail::wrapper<Comm>::inner_;
-  using clock = std::chrono::steady_clock;
-  static constexpr clock::time_point nothing{}, expected{clock::duration(1)};  // before any time that it shows
+  using clock = Clock;
+  static constexpr typename clock::time_point nothing{}, expected{typename clock::duration(1)};  // before any time that it shows
 
  public:
   /// @param inner The communicator underneath. @param cost Of every link.
@@ -56,7 +58,7 @@ class throttled : public detail::wrapper<Comm> {
     send(out);
     for (const incoming& m : in) {
       if (!is_rank(m.peer)) break;  // the communicator underneath refuses it
-      clock::time_point& there = stamps_[ranks + static_cast<std::size_t>(m.peer)];
+      typename clock::time_point& there = stamps_[ranks + static_cast<std::size_t>(m.peer)];
       if (there != nothing) continue;
       there = expected;
       in_.push_back({m.peer, &there, sizeof there});
@@ -64,13 +66,15 @@ class throttled : public detail::wrapper<Comm> {
     // Whole: among the round's messages are the stamps, and parts are of equally long ones.
     inner_.exchange(h, out_, in_, [&](std::span<const arrival> got) { apply(got.first(in.size())); });
     const auto last = std::max_element(stamps_.begin(), stamps_.end());
-    if (last != stamps_.end()) std::this_thread::sleep_until(*last);
+    if (last == stamps_.end()) return;
+    if constexpr (requires { clock::sleep_until(*last); }) clock::sleep_until(*last);
+    else std::this_thread::sleep_until(*last);
   }
 
  private:
   struct wires {
     std::mutex mutex;
-    std::vector<clock::time_point> busy_until;  // of the links from this rank
+    std::vector<typename clock::time_point> busy_until;  // of the links from this rank
   };
 
   throttled(Comm inner, const links& costs, std::shared_ptr<wires> shared)
@@ -85,10 +89,10 @@ class throttled : public detail::wrapper<Comm> {
     for (const outgoing& m : out) {
       if (!is_rank(m.peer)) return;
       const auto peer = static_cast<std::size_t>(m.peer);
-      const double alpha = costs_.between(this->rank(), m.peer).cost.alpha;
+      const double alpha = costs_.alpha(this->rank(), m.peer, this->size());
       const double beta = costs_.beta(this->rank(), m.peer, this->size());
-      clock::time_point& busy = wires_->busy_until[peer];
-      busy = (std::max)(busy, now) + std::chrono::duration_cast<clock::duration>(
+      typename clock::time_point& busy = wires_->busy_until[peer];
+      busy = (std::max)(busy, now) + std::chrono::duration_cast<typename clock::duration>(
                                          std::chrono::duration<double>(alpha + beta * static_cast<double>(m.bytes)));
       if (stamps_[peer] == nothing) out_.push_back({m.peer, &stamps_[peer], sizeof busy, 1});
       stamps_[peer] = busy;
@@ -97,7 +101,7 @@ class throttled : public detail::wrapper<Comm> {
 
   links costs_;
   std::shared_ptr<wires> wires_;
-  std::vector<clock::time_point> stamps_;
+  std::vector<typename clock::time_point> stamps_;
   std::vector<outgoing> out_;
   std::vector<incoming> in_;
 };

@@ -22,7 +22,8 @@ struct full_precision {
 
 namespace detail {
 template <class Topology>
-inline constexpr bool is_topology = has_all_reduce_schedule<Topology> || std::is_same_v<Topology, native>;
+inline constexpr bool is_topology =
+    has_all_reduce_schedule<Topology> || std::is_same_v<Topology, native> || has_native_leaf<Topology>;
 template <class Compressor> using last_part = std::remove_cvref_t<decltype(last_of(std::declval<const Compressor&>()))>;
 template <class Compressor> inline constexpr bool owns_momentum = requires { requires Compressor::owns_momentum; };
 template <class Compressor> inline constexpr bool shards_packets = requires { requires Compressor::shards_packets; };

@@ -91,6 +91,18 @@ class own_operation {
   bool left_range_ = false;
 };
 
+// Counts as MPI takes them, if all together are no more than `most`; else none.
+inline std::vector<int> as_ints(std::span<const std::size_t> counts, std::size_t most) {
+  std::vector<int> ints;
+  std::size_t left = (std::min<std::size_t>)(most, INT_MAX);
+  for (const std::size_t c : counts) {
+    if (c > left) return {};
+    left -= c;
+    ints.push_back(static_cast<int>(c));
+  }
+  return ints;
+}
+
 // MPI's own collectives on a communicator of theirs, since those of one MPI communicator must come in one order on all
 // ranks, and duplicates are used by several threads.
 class natives : public rounds {
@@ -112,6 +124,60 @@ class natives : public rounds {
     reduce_as(h, in, out, count, l.bytes, session_->piece(), own.type(), own.op());
     const operand all{out, 0};
     return (l.average && l.reduce(l.context, &all, 1, out, count, 0, factor)) || own.left_range();
+  }
+
+  // See has_native_halves.
+  bool scatter(const header& h, void* data, std::span<const std::size_t> counts, leaf l) {
+    l.average = false;
+    const std::vector<int> ints = as_ints(counts, session_->piece() / l.bytes);
+    if (ints.empty()) {
+      std::size_t n = 0;
+      for (const std::size_t c : counts) n += c;
+      return reduce(h, data, data, n, l);
+    }
+    agree(h);
+    const auto run_as = [&](MPI_Datatype type, MPI_Op op) {
+      const MPI_Comm comm = own();
+      complete(h, true, "MPI_Ireduce_scatter", [&](MPI_Request* r) {
+        return MPI_Ireduce_scatter(MPI_IN_PLACE, data, ints.data(), type, op, comm, r);
+      });
+      // MPI leaves the block at the front.
+      const auto mine = static_cast<std::size_t>(rank());
+      std::size_t before = 0;
+      for (std::size_t r = 0; r < mine; ++r) before += counts[r];
+      std::memmove(static_cast<std::byte*>(data) + before * l.bytes, data, counts[mine] * l.bytes);
+    };
+    if (const MPI_Op op = operation_of(l); op != MPI_OP_NULL) return run_as(type_of(l.type), op), false;
+    const own_operation own(l);
+    run_as(own.type(), own.op());
+    return own.left_range();
+  }
+  void gather(const header& h, void* data, std::span<const std::size_t> counts, std::size_t bytes) {
+    agree(h);
+    const MPI_Comm comm = own();
+    MPI_Datatype element = MPI_DATATYPE_NULL;
+    MPI_Type_contiguous(static_cast<int>(bytes), MPI_BYTE, &element);
+    MPI_Type_commit(&element);
+    const auto freed = std::shared_ptr<void>(nullptr, [&](void*) { MPI_Type_free(&element); });
+    const std::vector<int> ints = as_ints(counts, session_->piece() / bytes);
+    if (!ints.empty()) {
+      std::vector<int> places(ints.size());
+      for (std::size_t r = 1; r < ints.size(); ++r) places[r] = places[r - 1] + ints[r - 1];
+      complete(h, true, "MPI_Iallgatherv", [&](MPI_Request* r) {
+        return MPI_Iallgatherv(MPI_IN_PLACE, 0, element, data, ints.data(), places.data(), element, comm, r);
+      });
+      return;
+    }
+    std::byte* to = static_cast<std::byte*>(data);
+    for (std::size_t root = 0; root < counts.size(); ++root) {
+      for (std::size_t call = 0; const std::size_t n = elements_of_call(counts[root], bytes, session_->piece(), call);
+           ++call) {
+        complete(h, true, "MPI_Ibcast", [&](MPI_Request* r) {
+          return MPI_Ibcast(to, static_cast<int>(n), element, static_cast<int>(root), comm, r);
+        });
+        to += n * bytes;
+      }
+    }
   }
 
  protected:

@@ -138,21 +138,23 @@ using session = basic_session<std::chrono::steady_clock>;
 // either for all or for none. word = generation << 32 | arrived.
 class gate {
  public:
-  // Returns ready once all `ranks` have arrived; failed or late after having withdrawn the arrival.
-  template <class Session, class Missing>
-  wait_end arrive_and_wait(Session& s, int rank, int ranks, bool must_open, Missing&& what_is_missing) {
+  // Returns ready once all of `members`, `rank` among them, have arrived; failed or late after having withdrawn the
+  // arrival.
+  template <class Session, class Members, class Missing>
+  wait_end arrive_and_wait(Session& s, int rank, const Members& members, bool must_open, Missing&& what_is_missing) {
     const std::uint64_t before = word_.fetch_add(1, std::memory_order_seq_cst);
     const std::uint64_t generation = before >> 32;
-    if ((before & 0xffffffffu) + 1 == static_cast<std::uint64_t>(ranks)) {
+    const auto ranks = static_cast<std::uint64_t>(members.size());
+    if ((before & 0xffffffffu) + 1 == ranks) {
       word_.store((generation + 1) << 32, std::memory_order_seq_cst);
-      for (int r = 0; r < ranks; ++r) s.ring(r);
+      for (const int r : members) s.ring(r);
       return wait_end::ready;
     }
     const auto open = [&] { return (word_.load(std::memory_order_seq_cst) >> 32) != generation; };
     wait_end end = s.wait(rank, open, !must_open, what_is_missing);
     while (end != wait_end::ready) {  // withdraw, unless it opens in this instant
       std::uint64_t w = word_.load(std::memory_order_seq_cst);
-      if ((w >> 32) != generation || (w & 0xffffffffu) == static_cast<std::uint64_t>(ranks)) {
+      if ((w >> 32) != generation || (w & 0xffffffffu) == ranks) {
         end = s.wait(rank, open, false, what_is_missing);
       } else if (word_.compare_exchange_strong(w, w - 1, std::memory_order_seq_cst)) {
         return end;
