@@ -92,7 +92,7 @@ class basic_communicator {
   /// @brief Communicators of this rank's group of `group` consecutive ranks and of those with its place in theirs; they
   /// are kept.
   /// @param group Ranks of a group, at least 1; the last group may be smaller. The first call is collective.
-  auto& levels(int group) { return levels_.of(*this, group); }
+  heddle::detail::level_pair<basic_communicator>& levels(int group) { return levels_.of(*this, group); }
 
   /// @brief One round; see the communicator concept.
   template <class Apply>

@@ -26,20 +26,21 @@ template <class Comm> struct level_pair {
 template <class Comm> class level_cache {
  public:
   level_pair<Comm>& of(Comm& whole, int group) {
+    using list = std::vector<std::shared_ptr<level_pair<Comm>>>;
     if (!all_) all_ = std::make_shared<list>();
-    for (const auto& p : *all_) {
+    list& all = *static_cast<list*>(all_.get());
+    for (const auto& p : all) {
       if (p->group == group) return *p;
     }
     const int rank = whole.rank(), size = whole.size(), columns = size - (size - 1) / group * group;
     Comm inside = whole.split(rank / group, rank);
     Comm across = whole.split((std::min)(rank % group, columns), rank);
-    all_->push_back(std::make_shared<level_pair<Comm>>(group, std::move(inside), std::move(across)));
-    return *all_->back();
+    all.push_back(std::make_shared<level_pair<Comm>>(group, std::move(inside), std::move(across)));
+    return *all.back();
   }
 
  private:
-  using list = std::vector<std::shared_ptr<level_pair<Comm>>>;
-  std::shared_ptr<list> all_;
+  std::shared_ptr<void> all_;  // a list, whose type only those compile who ask for a pair
 };
 
 }  // namespace detail

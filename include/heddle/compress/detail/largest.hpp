@@ -6,7 +6,6 @@
 #include <heddle/core/slice.hpp>
 
 #include <algorithm>
-#include <memory>
 #include <utility>
 #include <vector>
 
@@ -74,16 +73,25 @@ template <class Key = std::uint64_t> class basic_largest {
     return std::uint64_t{bits & magnitude_mask} << 33 | std::uint64_t{~static_cast<std::uint32_t>(index)} << 1 |
            bits >> 31;
   }
+  // As std::unique_ptr, which all who include this would have to compile.
+  struct keys {
+    Key* data = nullptr;
+    keys() = default;
+    keys(keys&& other) noexcept : data(std::exchange(other.data, nullptr)) {}
+    ~keys() { delete[] data; }
+    Key& operator[](std::size_t j) const noexcept { return data[j]; }
+  };
   // Memory for as many as there ever are, which nobody clears: a few or a few million. It is there when the first come.
   Key* room_for(std::size_t n) {
     if (size_ < count_ + n) {
       const std::size_t size = (std::max)(room_ + 2 * block, count_ + n);
-      std::unique_ptr<Key[]> more(new Key[size]);
-      std::copy_n(keys_.get(), count_, more.get());
-      keys_ = std::move(more);
+      Key* const more = new Key[size];
+      std::copy_n(keys_.data, count_, more);
+      delete[] keys_.data;
+      keys_.data = more;
       size_ = size;
     }
-    return keys_.get();
+    return keys_.data;
   }
   void keep(std::size_t count) {
     count_ = count;
@@ -116,7 +124,7 @@ template <class Key = std::uint64_t> class basic_largest {
 
   std::size_t most_, room_, size_ = 0, count_ = 0;
   std::uint32_t limit_;
-  std::unique_ptr<Key[]> keys_;
+  keys keys_;
   std::vector<Key> work_;
 };
 using largest = basic_largest<>;
