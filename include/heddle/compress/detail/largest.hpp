@@ -74,11 +74,11 @@ template <class Key = std::uint64_t> class basic_largest {
            bits >> 31;
   }
   // As std::unique_ptr, which all who include this would have to compile.
-  struct keys {
+  struct memory {
     Key* data = nullptr;
-    keys() = default;
-    keys(keys&& other) noexcept : data(std::exchange(other.data, nullptr)) {}
-    ~keys() { delete[] data; }
+    memory() = default;
+    memory(memory&& other) noexcept : data(std::exchange(other.data, nullptr)) {}
+    ~memory() { delete[] data; }
     Key& operator[](std::size_t j) const noexcept { return data[j]; }
   };
   // Memory for as many as there ever are, which nobody clears: a few or a few million. It is there when the first come.
@@ -124,7 +124,7 @@ template <class Key = std::uint64_t> class basic_largest {
 
   std::size_t most_, room_, size_ = 0, count_ = 0;
   std::uint32_t limit_;
-  keys keys_;
+  memory keys_;
   std::vector<Key> work_;
 };
 using largest = basic_largest<>;
