@@ -78,6 +78,10 @@ template <class Key = std::uint64_t> class basic_largest {
     Key* data = nullptr;
     memory() = default;
     memory(memory&& other) noexcept : data(std::exchange(other.data, nullptr)) {}
+    memory& operator=(memory&& other) noexcept {
+      std::swap(data, other.data);
+      return *this;
+    }
     ~memory() { delete[] data; }
     Key& operator[](std::size_t j) const noexcept { return data[j]; }
   };
