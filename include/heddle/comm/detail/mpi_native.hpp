@@ -281,7 +281,7 @@ class natives : public rounds {
       if (now - start > session_->deadline()) {
         session_->fail(rank(), std::string(call) + " in " + describe(h, 0) + " of rank " + std::to_string(rank()) +
                                    " did not end within the deadline");
-        if (holds_memory) MPI_Abort(session_->comm(), 1);
+        if (holds_memory) session_->end_job();
         throw_failure(h);
       }
       pause(now - start);

@@ -187,7 +187,7 @@ class pending {
         if (with(peer).sends) waits |= heed(peer, now - start > patience, sunk);
       }
       if (!waits && !under_way([](role r) { return r.of_caller(); })) break;
-      if (now - start > s.deadline() + patience) MPI_Abort(s.comm(), 1);
+      if (now - start > s.deadline() + patience) s.end_job();
       pause(now - moved);
     }
     // What is left are short messages, in memory of this object: it stays for good unless they are through.

@@ -7,6 +7,8 @@
 #include <atomic>
 #include <chrono>
 #include <climits>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <mutex>
@@ -105,6 +107,7 @@ class session {
     MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
     MPI_Comm_rank(comm_, &rank_);
     MPI_Comm_size(comm_, &size_);
+    heard_.resize(static_cast<std::size_t>(size_));
     void* bound = nullptr;
     int has_bound = 0;
     MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &bound, &has_bound);
@@ -219,6 +222,24 @@ class session {
     tell(0, [&](int) { return note; });
   }
 
+  // Ends the job, where memory of the caller can't be taken back from MPI. Nobody catches that, so it first says why,
+  // and who is lost: the others have run into their deadlines, too, and tell so.
+  [[noreturn]] void end_job() {
+    const std::lock_guard listening(listen_);
+    const auto start = now();
+    const auto silent = [&] { return std::count(heard_.begin(), heard_.end(), 0) > 1; };  // beside this rank
+    for (rest pause = resting(); silent() && now() - start < std::chrono::seconds(1); pause(now() - start)) hear();
+    std::string lost;
+    for (int r = 0; r < size_; ++r) {
+      if (r == rank_ || heard_[static_cast<std::size_t>(r)]) continue;
+      lost += (lost.empty() ? "; no word from rank " : ", ") + std::to_string(r);
+    }
+    std::fprintf(stderr, "heddle: rank %d ends the job by MPI_Abort: %s%s\n", rank_, failure().c_str(), lost.c_str());
+    std::fflush(stderr);
+    MPI_Abort(comm(), 1);
+    std::abort();
+  }
+
   // Sends message(r), a short one, to every other rank r. MPI copies it; if it can't yet, it stays in memory for good.
   template <class Message> void tell(int tag, Message&& message) {
     std::vector<std::string> messages(static_cast<std::size_t>(size_));
@@ -246,16 +267,8 @@ class session {
     std::unique_lock listening(listen_, std::try_to_lock);
     if (!listening) return false;
     next_look_.store(t + clock::duration(std::chrono::milliseconds(1)).count(), std::memory_order_relaxed);
-    auto held = enter();
-    int found = 0, length = 0, culprit = 0;
-    MPI_Status status;
-    for (int i = 0; i < 8 && !found; ++i) {  // a probe takes in a part of what has come, and a note comes last
-      if (MPI_Iprobe(MPI_ANY_SOURCE, 0, comm_, &found, &status) != MPI_SUCCESS) return false;
-    }
-    if (!found) return false;
-    MPI_Get_count(&status, MPI_CHAR, &length);
-    std::vector<char> note(static_cast<std::size_t>(length));
-    MPI_Recv(note.data(), length, MPI_CHAR, status.MPI_SOURCE, 0, comm_, MPI_STATUS_IGNORE);
+    const std::vector<char> note = hear();
+    int culprit = 0;
     if (note.size() < sizeof culprit) return false;
     std::memcpy(&culprit, note.data(), sizeof culprit);
     mark(culprit, std::string(note.begin() + sizeof culprit, note.end()));
@@ -273,6 +286,22 @@ class session {
   }
 
  private:
+  // A rank's note that something has failed, if one has come.
+  std::vector<char> hear() {
+    auto held = enter();
+    int found = 0, length = 0;
+    MPI_Status status;
+    for (int i = 0; i < 8 && !found; ++i) {  // a probe takes in a part of what has come, and a note comes last
+      if (MPI_Iprobe(MPI_ANY_SOURCE, 0, comm_, &found, &status) != MPI_SUCCESS) return {};
+    }
+    if (!found) return {};
+    MPI_Get_count(&status, MPI_CHAR, &length);
+    std::vector<char> note(static_cast<std::size_t>(length));
+    MPI_Recv(note.data(), length, MPI_CHAR, status.MPI_SOURCE, 0, comm_, MPI_STATUS_IGNORE);
+    heard_[static_cast<std::size_t>(status.MPI_SOURCE)] = 1;
+    return note;
+  }
+
   // Whether all ranks are about to free the MPI communicator. If one isn't, it may yet fail and send a note, which must
   // find the communicator: Open MPI 4.1 keeps messages to a freed one for the next of the same number, whose member the
   // sender may not be, and crashes. A communicator that isn't freed costs some memory until MPI_Finalize.
@@ -324,6 +353,7 @@ class session {
   std::mutex mpi_, listen_;
   mutable std::mutex mutex_;
   std::string text_;
+  std::vector<char> heard_;  // who has sent a note
   std::vector<std::pair<int, MPI_Comm>> kept_;
 };
 
