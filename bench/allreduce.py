@@ -76,6 +76,8 @@ def measure(binary, peers, rounds):
                 work(MANY, MANY_RANKS, 100), "many")
         run([binary, "overlap"], "overlap")
         run([binary, "lanes"], "lanes")
+    for _ in range(3):
+        run([binary, "proof"], "proof")
     run([binary, "buckets"], "buckets")  # in simulated time, the same every time
 
 
@@ -110,6 +112,8 @@ def compare(peers):
     ratios.append({"case": "overlap", "ours": hidden, "other": 0.8, "unit": "hidden", "ratio": hidden / 0.8})
     print(f"overlap: compute {alone * 1e3:.1f} ms, serial {serial * 1e3:.1f} ms, overlapped {together * 1e3:.1f} ms")
     print(f"RATIO overlap {hidden:.3f} 0.8 hidden {hidden / 0.8:.3f}")
+    for topology in sorted({what for group, what, _ in samples if group == "proof"}):
+        ratio(f"proof.{topology}.1024", median("proof", topology, 1024), 1.0, "s")
     for links in ("near", "middle", "far"):
         caps = sorted(size for group, what, size in samples if group == "buckets" and what == links + ".cap")
         best = min(caps, key=lambda cap: median("buckets", links + ".cap", cap))
