@@ -2,10 +2,10 @@
 # SPDX-FileCopyrightText: The Heddle authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# bash examples/gpt/convergence.sh: momentum SGD against DGC at 99.9 % on the GPT example, as a table of validation
-# losses. The variables, with their defaults: RANKS="4 8" RATES="0.2 0.4 0.8" SEEDS="1 2 3" STEPS=6000. Both sides are
-# tried with all rates; mean and standard deviation are over the seeds. It takes some minutes for each of the runs, so
-# what was trained already, in build/convergence, isn't trained again.
+# bash examples/gpt/convergence.sh: SGD with Nesterov's momentum against DGC at 99.9 % on the GPT example, as a table of
+# validation losses. The variables, with their defaults: RANKS="4 8" RATES="0.2 0.4 0.8" SEEDS="1 2 3" STEPS=6000. Both
+# sides are tried with all rates; mean and standard deviation are over the seeds. It takes some minutes for each of the
+# runs, so what was trained already, in build/convergence, isn't trained again.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 cd "$root"

@@ -43,7 +43,8 @@ inline std::span<const strategy_entry> all_strategies() {
   static constexpr strategy_entry all[] = {
       {"ring-adamw", "AdamW; gradients in single precision around a ring, every step", true, 1.85, nullptr, 0, false,
        [](const job& j) { return with_adamw(j, hd::strategy{.topology = hd::ring{}, .buckets = buckets}); }},
-      {"ring-sgd", "momentum SGD with clipped gradients around a ring, every step", true, 2.00, nullptr, 0, false,
+      {"ring-sgd", "SGD with Nesterov's momentum and clipped gradients around a ring, every step", true, 2.00, nullptr,
+       0, false,
        [](const job& j) {
          return with_sgd(
              j, hd::strategy{
@@ -56,26 +57,26 @@ inline std::span<const strategy_entry> all_strategies() {
                                            .compressor = hd::cast<hd::float16>{},
                                            .buckets = buckets});
        }},
-      {"dgc", "momentum SGD; clipped gradients, the largest 1 % of what has gathered up, after a warm-up", true, 0,
-       "ring-sgd", 0.05, false,
+      {"dgc", "Nesterov's momentum; clipped gradients, the largest 1 % of what has gathered up, after a warm-up", true,
+       0, "ring-sgd", 0.05, false,
        [](const job& j) {
-         return with_sgd(j,
-                         hd::strategy{.topology = hd::ring{},
-                                      .compressor = hd::clip{.max_norm = 1.0} | hd::dgc{.sparsity = 0.99,
-                                                                                         .begin_step = j.steps / 30,
-                                                                                         .warmup_steps = j.steps / 10,
-                                                                                         .dense_below = 2048},
-                                      .buckets = buckets});
+         return with_sgd(j, hd::strategy{.topology = hd::ring{},
+                                         .compressor = hd::clip{.max_norm = 1.0} | hd::dgc{.sparsity = 0.99,
+                                                                                           .begin_step = j.steps / 30,
+                                                                                           .warmup_steps = j.steps / 10,
+                                                                                           .dense_below = 2048},
+                                         .buckets = buckets});
        }},
-      {"dgc-999", "the largest 0.1 %, after a warm-up over most of the steps, without masking", false, 0, "ring-sgd", 0.05, false,
+      {"dgc-999", "the largest 0.1 %, after a warm-up over most of the steps, without masking", false, 0, "ring-sgd",
+       0.05, false,
        [](const job& j) {
          return with_sgd(j,
                          hd::strategy{.topology = hd::ring{},
                                       .compressor = hd::clip{.max_norm = 1.0} | hd::dgc{.sparsity = 0.999,
-                                                                                         .begin_step = j.steps / 20,
-                                                                                         .warmup_steps = j.steps * 3 / 5,
-                                                                                         .dense_below = 2048,
-                                                                                         .masking = false},
+                                                                                        .begin_step = j.steps / 20,
+                                                                                        .warmup_steps = j.steps * 3 / 5,
+                                                                                        .dense_below = 2048,
+                                                                                        .masking = false},
                                       .buckets = buckets});
        }},
       {"local-sgd", "AdamW on each rank; replicas meet every eighth step", true, 0, "ring-adamw", 0.15, false,
