@@ -185,7 +185,7 @@ template <class Rows, class Layout, class Rule, std::size_t Dim, class Gradients
   HEDDLE_HD void operator()(std::size_t u) const {
     if (u >= t.counts->distinct) return;
     const std::size_t end = u + 1 < t.counts->distinct ? b.starts[u + 1] : b.n;
-    float sum[Dim];
+    float sum[Dim] = {};
     std::uint32_t bad = 0;
     bool any = false;
     for (std::size_t i = b.starts[u]; i < end; ++i) {
