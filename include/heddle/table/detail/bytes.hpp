@@ -23,6 +23,7 @@ class byte_writer {
     put(&v, sizeof v);
   }
   void put(const void* p, std::size_t n) {
+    if (n == 0) return;  // p may be null
     const auto* const first = static_cast<const std::byte*>(p);
     content_.insert(content_.end(), first, first + n);
   }
