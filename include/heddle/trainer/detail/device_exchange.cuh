@@ -2,50 +2,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <heddle/collective/all_reduce.cuh>
 #include <heddle/comm/counting.hpp>
 #include <heddle/comm/hosted.cuh>
-#include <heddle/trainer/detail/checkpoint.hpp>
+#include <heddle/trainer/detail/device_bucket.cuh>
 #include <heddle/trainer/detail/device_dgc.cuh>
-#include <heddle/trainer/detail/exchanged.hpp>
+#include <heddle/trainer/detail/device_factors.cuh>
+#include <heddle/trainer/detail/device_held.cuh>
 #include <heddle/trainer/detail/worker.hpp>
 
 #include <atomic>
-#include <optional>
 
 namespace heddle {
 inline namespace v0 {
 namespace detail {
-
-/// @cond
-struct norm_row {  // of a tensor: its gradient, and where it would begin behind the others
-  const float* gradient;
-  std::size_t begin;
-};
-struct norm_begin {
-  const norm_row* rows;
-  HEDDLE_HD std::size_t operator()(std::size_t i) const { return rows[i].begin - rows[0].begin; }
-};
-struct norm_square {
-  const norm_row* rows;
-  HEDDLE_HD double operator()(std::size_t tensor, std::size_t i) const {
-    const auto g = static_cast<double>(rows[tensor].gradient[i - (rows[tensor].begin - rows[0].begin)]);
-    return g * g;
-  }
-};
-template <class Transforms> struct norm_scale {
-  Transforms transforms;
-  float before;
-  int ranks;
-  float* factors;
-  HEDDLE_HD void operator()(std::size_t tensor, double squares) const {
-    factors[tensor] = scale_from(transforms, squares, before, ranks);
-  }
-};
-struct norm_add {
-  HEDDLE_HD double operator()(double a, double b) const { return a + b; }
-};
-/// @endcond
 
 // What `averager` is on the host, over tensors of a device: bucket by bucket, in the communicator's stream, from a
 // thread of its own, so that neither the program nor its streams wait before settle().
@@ -56,6 +25,7 @@ template <class Strategy, class Comm> class device_exchange {
   using wire = typename kind::wire;
   using counted_type = counting<Comm>;
   using control_type = hosted<counted_type>;
+  using one = device_bucket<Strategy>;
   template <class Value> using list = std::vector<typename dependent<Value, Strategy>::type>;
 
  public:
@@ -66,8 +36,9 @@ template <class Strategy, class Comm> class device_exchange {
         tensors_(tensors),
         wide_(queue_.stream),
         form_(last_of(plan_.compressor), control_.size(), control_.rank()),
+        held_(form_, queue_),
         flag_(queue_.stream),
-        norms_(queue_.stream),
+        factors_(queue_.stream),
         ready_(tensors.size()),
         buckets_of_(tensors.size()),
         work_(job_runner{this}, 1, control_.size() > 1 && threads(comm)) {
@@ -81,12 +52,7 @@ template <class Strategy, class Comm> class device_exchange {
     if (kind::widens) check_cuda("data_parallel", wide_.reserve(elements_ * sizeof(float)));
     if constexpr (kind::transforms) tell_norms();
     cut_buckets();
-    if constexpr (kind::holds) {
-      std::sort(parts_.begin(), parts_.end(), [](const held_part& a, const held_part& b) {
-        return a.tensor != b.tensor ? a.tensor < b.tensor : a.begin < b.begin;
-      });
-      form_.hold(parts_, queue_);
-    }
+    held_.begin();
   }
   device_exchange(const device_exchange&) = delete;
   device_exchange& operator=(const device_exchange&) = delete;
@@ -99,65 +65,23 @@ template <class Strategy, class Comm> class device_exchange {
   auto& form() noexcept { return form_; }
 
   // ---- Checkpoints: what the compressor holds, on the host.
-  using held_type = held_state<host_resource>;
-  std::optional<held_type>& holding() noexcept { return mirror_; }
+  using held_type = typename device_held<Strategy>::held_type;
+  std::optional<held_type>& holding() noexcept { return held_.mirror(); }
   bool sends_next(std::size_t i, const counters& c) const { return sends_at(i, static_cast<std::size_t>(c.steps)); }
-  bool held_settled() { return !mirror_ || everywhere(control_, mirror_->staged_settled()); }
+  bool held_settled() { return !holding() || everywhere(control_, holding()->staged_settled()); }
   void check_strays(const std::string& directory) const {
-    if (mirror_ && mirror_->staged_strays())
+    if (held_.mirror() && held_.mirror()->staged_strays())
       throw file_error("heddle::data_parallel::load: " + directory +
                        " holds back parts of tensors that aren't compressed here; load it on the host");
   }
   // Opens the mirror, until what it returns goes away.
-  struct open_mirror_type {
-    device_exchange* self;
-    explicit open_mirror_type(device_exchange* s) : self(s) {}
-    open_mirror_type(const open_mirror_type&) = delete;
-    open_mirror_type& operator=(const open_mirror_type&) = delete;
-    ~open_mirror_type() { self->mirror_.reset(); }
-  };
-  [[nodiscard]] open_mirror_type open_mirror() {
-    if constexpr (kind::holds) {
-      mirror_.emplace(host_resource{}, static_cast<std::size_t>(kind::slots), parts_);
-    }
-    return open_mirror_type(this);
-  }
+  [[nodiscard]] auto open_mirror() { return held_.open(); }
   void pack_held(archive_writer& out, std::size_t steps) {
-    if constexpr (kind::holds) {
-      each_held([&](float* here, float* there, std::size_t n) { cuda::copy(there, here, n, queue_); });
-      for (const one& b : buckets_) {
-        form_.thresholds(b.work, queue_,
-                         [&](std::size_t i, std::size_t begin, float from) { *extra_of(i, begin) = from; });
-      }
-      mirror_->pack(out, [&](std::size_t i) { return steps > 0 && sends_at(i, steps - 1); });
-    }
-    static_cast<void>(out), static_cast<void>(steps);
+    held_.pack(out, buckets_, [&](std::size_t i) { return steps > 0 && sends_at(i, steps - 1); });
   }
-  void restore_held() {
-    if constexpr (kind::holds) {
-      mirror_->restore();
-      each_held([&](float* here, float* there, std::size_t n) { cuda::copy(here, there, n, queue_); });
-      for (const held_part& p : parts_) {
-        if (p.extra) form_.begin_at(p.tensor, p.begin, *extra_of(p.tensor, p.begin));
-      }
-      for (one& b : buckets_) b.work.forget();  // tables are made anew, from the thresholds
-      queue_.synchronize();
-    }
-  }
+  void restore_held() { held_.restore(buckets_); }
   // A slot of what is held of tensor i here; a copy.
-  std::vector<float> held(std::size_t i, std::size_t slot) const {
-    std::vector<float> all;
-    if constexpr (kind::holds) {
-      for (const held_part& p : parts_) {
-        if (p.tensor != i) continue;
-        all.resize(all.size() + p.count);
-        cuda::copy(static_cast<const float*>(form_.state(slot, i, p.begin)), all.data() + all.size() - p.count, p.count,
-                   queue_);
-        queue_.synchronize();
-      }
-    }
-    return all;
-  }
+  std::vector<float> held(std::size_t i, std::size_t slot) const { return held_.copy(i, slot); }
 
   // Throws argument_error where the compressor would meet two weight decays, each above 0; decay(i): of tensor i.
   template <class Function> void check_decay(Function&& decay) const {
@@ -224,9 +148,9 @@ template <class Strategy, class Comm> class device_exchange {
       if (!take) return;
       for (one& b : buckets_) {
         for (const bucket_piece& p : b.pieces) form_.correct(facts(p.tensor), p.tensor, queue_);
-        elements_sent_ += form_.settle(
-            b.work, b.sent, told{this, &b}, queue_, [&](float* x, std::size_t n) { add_up(b, x, n); },
-            [&](std::byte* all, const std::vector<std::size_t>& blocks) { gather(all, blocks); });
+        with_messages(b, [&](const auto&... messages) {
+          return form_.settle(b.work, b.sent, told{this, &b}, queue_, messages...);
+        });
       }
       settled_.record(queue_);
       q.wait(settled_);
@@ -256,20 +180,6 @@ template <class Strategy, class Comm> class device_exchange {
   }
 
  private:
-  struct one {
-    std::vector<bucket_piece> pieces;    // of what is averaged
-    std::vector<std::size_t> all, sent;  // its tensors, and those that a compressor with state sends
-    std::vector<interval> parts;         // the elements of each
-    std::size_t tensors = 0, missing = 0, count = 0;
-    gradient_type* run = nullptr;  // its elements, where these are one run of memory and travel as they are
-    stream_buffer elements, sums;  // what is averaged; with shards_held what is added up inside the group
-    device_work work;
-    std::optional<all_reduce_plan<typename kind::topology_type>> reduce{}, add{};
-    basic_schedule<typename kind::operation> inside{};
-    basic_executor<typename kind::operation> inside_engine{};
-
-    explicit one(cudaStream_t s) : elements(s), sums(s), work(s) {}
-  };
   // What compressors ask of a bucket's tensors and parts.
   struct told {
     const device_exchange* self;
@@ -301,22 +211,6 @@ template <class Strategy, class Comm> class device_exchange {
     f.context.ranks = control_.size();
     return form_.sends(f);
   }
-  // f(in the mirror, on the device, count) for all that is held.
-  template <class Function> void each_held(Function&& f) {
-    float* here[kind::slots + 1];
-    for (const held_part& p : parts_) {
-      mirror_->pointers(p.tensor, p.begin, here);
-      for (int k = 0; k < kind::slots; ++k)
-        f(here[k], form_.state(static_cast<std::size_t>(k), p.tensor, p.begin), p.count);
-    }
-    queue_.synchronize();
-  }
-  float* extra_of(std::size_t i, std::size_t begin) {
-    float* here[kind::slots + 1];
-    mirror_->pointers(i, begin, here);
-    return here[kind::slots];
-  }
-
   void cut_buckets() {
     const auto& rule = plan_.buckets;
     std::vector<std::size_t> bytes;
@@ -334,7 +228,10 @@ template <class Strategy, class Comm> class device_exchange {
         buckets_of_[i].push_back(buckets_.size() - 1);
       }
       b.tensors = b.all.size();
-      if constexpr (kind::shards_held) lay_out_shards(b, range);
+      if constexpr (kind::shards_held) {
+        b.lay_out_shards(plan_.topology, control_.rank(), control_.size(), range,
+                         [&](std::size_t k) { return form_.sends(facts(k)) ? tensors_[k].count : 0; });
+      }
       if constexpr (kind::holds) hold_parts(b);
     }
   }
@@ -345,75 +242,31 @@ template <class Strategy, class Comm> class device_exchange {
     else
       return control_.size();
   }
-  // What each rank owns of its group's gradient of the tensors that are sent; these are the same in all steps.
-  void lay_out_shards(one& b, const bucket& range) {
-    const auto size = [&](std::size_t i) { return form_.sends(facts(i)) ? tensors_[i].count : 0; };
-    std::size_t n = 0;
-    for (std::size_t i = range.first; i < range.last; ++i) n += size(i);
-    b.work.owned.resize(static_cast<std::size_t>(control_.size()));
-    for (int r = 0; r < control_.size(); ++r) {
-      auto s = plan_.topology.inside(r, control_.size(), n);
-      cut(s.owned(), range.first, range.last, size, [&](const piece& p) {
-        if (p.own) b.work.owned[static_cast<std::size_t>(r)].push_back(p);
-      });
-      if (r == control_.rank()) b.inside = std::move(s);
-    }
-    b.inside_engine.prepare(control_.rank(), b.inside, sizeof(float), b.inside.owned());
-    check_cuda("data_parallel", b.sums.reserve(n * sizeof(float)));
-  }
   void hold_parts(const one& b) {
     for (const std::size_t i : b.all) {
       if constexpr (kind::shards_held) {
         for (const piece& p : b.work.owned[static_cast<std::size_t>(control_.rank())]) {
           if (p.tensor == i)
-            parts_.push_back({i, p.begin, p.count, static_cast<std::size_t>(senders()), form_.extra(p.count)});
+            held_.add({i, p.begin, p.count, static_cast<std::size_t>(senders()), form_.extra(p.count)});
         }
         if (form_.sends(facts(i))) continue;
       }
-      parts_.push_back(
-          {i, 0, tensors_[i].count, static_cast<std::size_t>(control_.size()), form_.extra(tensors_[i].count)});
+      held_.add({i, 0, tensors_[i].count, static_cast<std::size_t>(control_.size()), form_.extra(tensors_[i].count)});
     }
   }
 
-  // Tables for the norms of tensors, and what they give: factors of gradients.
   void tell_norms() {
     std::vector<norm_row> rows;
     for (std::size_t i = 0; i < tensors_.size(); ++i) rows.push_back({gradient(i), wide_at_[i]});
     rows.push_back({nullptr, elements_});
-    check_cuda("data_parallel",
-               norms_.reserve(rows.size() * sizeof(norm_row) + stream_buffer::rounded(rows.size() * sizeof(float))));
-    cuda::copy(rows.data(), norm_rows(), rows.size(), queue_);
-    queue_.synchronize();  // what was copied is on this stack
+    factors_.tell(rows, queue_);
   }
-  float* factors() const noexcept { return reinterpret_cast<float*>(norms_.data()); }
-  norm_row* norm_rows() const noexcept {
-    return reinterpret_cast<norm_row*>(norms_.data() + stream_buffer::rounded((tensors_.size() + 1) * sizeof(float)));
-  }
-  // What transforms multiply the gradients of a bucket by: found and left on the device, in one launch.
+  // What transforms multiply the gradients of a bucket by.
   void find_factors(const one& b) {
     const std::size_t first = b.all.front(), last = b.all.back() + 1;
-    if (weight_ == 0.0f) return cuda::fill(factors() + first, last - first, 1.0f, queue_);
-    cuda::reduce_segments(last - first, wide_at_[last] - wide_at_[first], norm_begin{norm_rows() + first}, 0.0,
-                          norm_add{}, norm_square{norm_rows() + first},
-                          norm_scale<std::remove_cvref_t<decltype(Strategy::compressor)>>{
-                              plan_.compressor, weight_ * rest_, control_.size(), factors() + first},
-                          pool_, queue_);
-  }
-
-  // The sum over the group of what is sent, of which this rank owns a part.
-  void sum_inside(one& b) {
-    std::size_t n = 0;
-    auto* const sums = reinterpret_cast<float*>(b.sums.data());
-    for (const std::size_t i : b.sent) {
-      cuda::for_each(tensors_[i].count, convert_by<float, float>{gradient(i), sums + n, facts(i).factor, 1.0f}, queue_);
-      n += tensors_[i].count;
-    }
-    const bulk_leaf<cuda, float, heddle::sum> added(heddle::sum{}, queue_);
-    const leaf l = added.get();
-    const header h = begin_call(
-        control_.inner(), on_topology({operation_kind::reduce_scatter, l.type, l.id, 0, 0, 1, n}, plan_.topology));
-    b.inside_engine.run_prepared(control_.inner(), b.inside, 0, b.inside.rounds(), h,
-                                 reinterpret_cast<std::byte*>(sums), &l);
+    if (weight_ == 0.0f) return cuda::fill(factors_.of(first), last - first, 1.0f, queue_);
+    factors_.find(plan_.compressor, first, last - first, wide_at_[last] - wide_at_[first], weight_ * rest_,
+                  control_.size(), queue_);
   }
 
   // Which tensors of a bucket are averaged in this step, and where.
@@ -455,23 +308,16 @@ template <class Strategy, class Comm> class device_exchange {
     float* g = nullptr;  // of what is sent as floats
     if constexpr (!kind::as_they_are) g = gradient(i);
     device_facts f{g, tensors_[i].count, weight_ * rest_, x};
-    if constexpr (kind::transforms) f.factor = device_factor(factors() + i);
+    if constexpr (kind::transforms) f.factor = device_factor(factors_.of(i));
     return f;
   }
 
-  void add_up(one& b, float* x, std::size_t n) {
-    if (!b.add || b.add->count() != n) b.add.emplace(plan_.topology, control_.rank(), control_.size(), n);
-    (*b.add)(control_.inner(), x, bulk_leaf<cuda, float, heddle::sum>(heddle::sum{}, queue_).get());
-  }
-  // Every rank's block of so many bytes, the own one being in its place.
-  void gather(std::byte* all, const std::vector<std::size_t>& blocks) {
-    std::size_t bytes = 0;
-    for (const std::size_t n : blocks) bytes += n;
-    const std::span<std::byte> data(all, bytes);
-    if constexpr (has_all_gather_schedule<typename kind::topology_type>)
-      all_gather(control_.inner(), plan_.topology, data, std::span<const std::size_t>(blocks));
-    else
-      all_gather(control_.inner(), ring{}, data, std::span<const std::size_t>(blocks));
+  // f(sum, gather), what forms hand around by.
+  template <class Function> void with_messages(one& b, Function&& f) {
+    elements_sent_ += f([&](float* x, std::size_t n) { b.add_up(plan_.topology, control_.inner(), queue_, x, n); },
+                        [&](std::byte* all, const std::vector<std::size_t>& blocks) {
+                          one::gather(plan_.topology, control_.inner(), all, blocks);
+                        });
   }
 
   void open() {
@@ -499,11 +345,12 @@ template <class Strategy, class Comm> class device_exchange {
         if (weight_ == 0.0f) cuda::fill(gradient(i), tensors_[i].count, 0.0f, queue_);
       }
       if constexpr (kind::shards_held) {
-        if (!b.sent.empty()) sum_inside(b);
+        if (!b.sent.empty())
+          b.sum_inside(plan_.topology, control_.inner(), queue_, [&](std::size_t i) { return facts(i); });
       }
-      elements_sent_ += form_.prepare(
-          b.work, b.sent, told{this, &b}, flag(), queue_, [&](float* x, std::size_t n) { add_up(b, x, n); },
-          [&](std::byte* all, const std::vector<std::size_t>& blocks) { gather(all, blocks); });
+      with_messages(b, [&](const auto&... messages) {
+        return form_.prepare(b.work, b.sent, told{this, &b}, flag(), queue_, messages...);
+      });
     }
     if (b.count == 0) return;
     wire* const start = b.run ? reinterpret_cast<wire*>(b.run) : reinterpret_cast<wire*>(b.elements.data());
@@ -550,11 +397,10 @@ template <class Strategy, class Comm> class device_exchange {
   std::size_t elements_ = 0;          // of all
   stream_buffer wide_;
   device_form<typename kind::compressor_type> form_;
-  std::optional<held_type> mirror_;
-  stream_buffer flag_, norms_;
-  cuda::memory pool_;
-  typename kind::template list<held_part> parts_;  // whose state is here
-  list<cuda::event> ready_;                        // of each tensor
+  device_held<Strategy> held_;
+  stream_buffer flag_;
+  device_factors factors_;
+  list<cuda::event> ready_;  // of each tensor
   std::vector<std::vector<std::size_t>> buckets_of_;
   list<one> buckets_;
   std::size_t next_ = 0;
