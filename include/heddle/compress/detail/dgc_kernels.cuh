@@ -99,6 +99,29 @@ __device__ inline void dgc_store(float* to, std::size_t i, std::size_t n, bool v
   }
 }
 
+// The row of a tile, and the first of the four elements of its tensor that are this thread's: beyond its end where there
+// are none.
+struct dgc_place {
+  std::uint32_t at;
+  dgc_row row;
+  std::size_t i;
+};
+__device__ inline dgc_place dgc_place_of(const dgc_table& t, std::uint64_t tile) {
+  const std::uint32_t at = dgc_row_of(t, tile);
+  const dgc_row row = t.rows[at];
+  return {at, row, static_cast<std::size_t>(tile - row.first_tile) * dgc_tile + 4 * std::size_t{threadIdx.x}};
+}
+// What is there; w is zero without weight decay.
+struct dgc_elements {
+  dgc_four g, w, u, v;
+};
+__device__ inline dgc_elements dgc_load_all(const dgc_row& row, std::size_t i) {
+  const std::size_t n = row.of.count;
+  return {dgc_load(row.of.gradient, i, n, row.vectors),
+          row.of.parameter ? dgc_load(row.of.parameter, i, n, row.vectors) : dgc_four{},
+          dgc_load(row.of.u, i, n, row.vectors), dgc_load(row.of.v, i, n, row.vectors)};
+}
+
 __device__ inline std::uint32_t dgc_bits(float x) { return __float_as_uint(x) & dgc_magnitude; }
 
 __device__ inline float dgc_share(const dgc_segment& s, const dgc_scalars& r) {
@@ -110,6 +133,10 @@ __device__ inline void dgc_move(const dgc_scalars& r, float share, bool decays, 
   if (decays) mine = __fadd_rn(mine, __fmul_rn(w, r.decay));
   u = __fadd_rn(__fmul_rn(u, r.momentum), __fmul_rn(mine, r.own));
   v = __fadd_rn(__fadd_rn(v, u), __fmul_rn(mine, r.ahead));
+}
+
+__device__ inline void dgc_move(const dgc_row& row, const dgc_scalars& r, float share, dgc_elements& e, unsigned j) {
+  dgc_move(r, share, row.of.parameter != nullptr, e.g.x[j], e.w.x[j], e.u.x[j], e.v.x[j]);
 }
 
 // The sum of `mine` over the lanes before this one; `total` receives that of the warp.
@@ -163,28 +190,21 @@ __global__ void dgc_step_kernel(dgc_table t, dgc_scalars r, float most, std::uin
       tile = shared_tile;
     }
     if (tile >= t.tile_count) return;
-    const std::uint32_t at = dgc_row_of(t, tile);
-    const dgc_row row = t.rows[at];
+    const auto [at, row, i] = dgc_place_of(t, tile);
     dgc_control& control = t.control[at];
     const std::uint32_t threshold = control.used & dgc_magnitude;
     const std::size_t n = row.of.count;
-    const std::size_t i = static_cast<std::size_t>(tile - row.first_tile) * dgc_tile + 4 * std::size_t{threadIdx.x};
     const float share = dgc_share(row.of, r);
-    const bool decays = row.of.parameter != nullptr;
-    dgc_four u = {}, v = {};
+    dgc_elements e = {};
     unsigned picked = 0;
     if (i < n) {
-      const dgc_four g = dgc_load(row.of.gradient, i, n, row.vectors);
-      dgc_four w = {};
-      if (decays) w = dgc_load(row.of.parameter, i, n, row.vectors);
-      u = dgc_load(row.of.u, i, n, row.vectors);
-      v = dgc_load(row.of.v, i, n, row.vectors);
+      e = dgc_load_all(row, i);
       for (unsigned j = 0; j < 4; ++j) {
         if (i + j >= n) break;
-        dgc_move(r, share, decays, g.x[j], w.x[j], u.x[j], v.x[j]);
-        const std::uint32_t bits = dgc_bits(v.x[j]);
+        dgc_move(row, r, share, e, j);
+        const std::uint32_t bits = dgc_bits(e.v.x[j]);
         if constexpr (Prepare) {
-          if (!(__uint_as_float(bits) <= most && __uint_as_float(dgc_bits(u.x[j])) <= most))
+          if (!(__uint_as_float(bits) <= most && __uint_as_float(dgc_bits(e.u.x[j])) <= most))
             atomicOr(bad, std::uint32_t{1});
         }
         if (bits >= dgc_infinite)
@@ -222,15 +242,15 @@ __global__ void dgc_step_kernel(dgc_table t, dgc_scalars r, float most, std::uin
       if (!(picked >> j & 1u)) continue;
       if (slot < row.of.capacity) {
         row.of.index[slot] = static_cast<std::uint32_t>(i + j);
-        row.of.value[slot] = v.x[j];
-        v.x[j] = 0.0f;
-        if (r.masking) u.x[j] = 0.0f;
+        row.of.value[slot] = e.v.x[j];
+        e.v.x[j] = 0.0f;
+        if (r.masking) e.u.x[j] = 0.0f;
       }
       ++slot;
     }
     if (!Prepare && i < n) {
-      dgc_store(row.of.u, i, n, row.vectors, u);
-      dgc_store(row.of.v, i, n, row.vectors, v);
+      dgc_store(row.of.u, i, n, row.vectors, e.u);
+      dgc_store(row.of.v, i, n, row.vectors, e.v);
     }
     if constexpr (Sorted) __syncthreads();  // before totals are written again
   }
@@ -240,37 +260,31 @@ __global__ void dgc_step_kernel(dgc_table t, dgc_scalars r, float most, std::uin
 // as the last entry in the list.
 template <class Word> __global__ void dgc_commit_kernel(dgc_table t, dgc_scalars r, Word tiles) {
   for (Word tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const std::uint32_t at = dgc_row_of(t, tile);
-    const dgc_row row = t.rows[at];
+    const auto [at, row, i] = dgc_place_of(t, tile);
     const std::size_t n = row.of.count;
-    const std::size_t i = static_cast<std::size_t>(tile - row.first_tile) * dgc_tile + 4 * std::size_t{threadIdx.x};
     if (i >= n) continue;
     const dgc_control control = t.control[at];
     const std::uint32_t threshold = control.used & dgc_magnitude;
     const std::uint32_t sent = control.found < row.of.capacity ? control.found : row.of.capacity;
     const std::size_t end = sent ? std::size_t{row.of.index[sent - 1]} + 1 : 0;
-    const bool decays = row.of.parameter != nullptr;
     const float share = dgc_share(row.of, r);
-    const dgc_four g = dgc_load(row.of.gradient, i, n, row.vectors);
-    const dgc_four w = decays ? dgc_load(row.of.parameter, i, n, row.vectors) : dgc_four{};
-    dgc_four u = dgc_load(row.of.u, i, n, row.vectors), v = dgc_load(row.of.v, i, n, row.vectors);
+    dgc_elements e = dgc_load_all(row, i);
     for (unsigned j = 0; j < 4; ++j) {
-      dgc_move(r, share, decays, g.x[j], w.x[j], u.x[j], v.x[j]);
-      const std::uint32_t bits = dgc_bits(v.x[j]);
+      dgc_move(row, r, share, e, j);
+      const std::uint32_t bits = dgc_bits(e.v.x[j]);
       if (i + j >= end || bits < threshold || bits == 0) continue;
-      v.x[j] = 0.0f;
-      if (r.masking) u.x[j] = 0.0f;
+      e.v.x[j] = 0.0f;
+      if (r.masking) e.u.x[j] = 0.0f;
     }
-    dgc_store(row.of.u, i, n, row.vectors, u);
-    dgc_store(row.of.v, i, n, row.vectors, v);
+    dgc_store(row.of.u, i, n, row.vectors, e.u);
+    dgc_store(row.of.v, i, n, row.vectors, e.v);
   }
 }
 
 // 4 bytes per element: sets *bad where a gradient is not finite.
 template <class Word> __global__ void dgc_finite_kernel(dgc_table t, Word* bad) {
   for (std::uint64_t tile = blockIdx.x; tile < t.tile_count; tile += gridDim.x) {
-    const dgc_row row = t.rows[dgc_row_of(t, tile)];
-    const std::size_t i = static_cast<std::size_t>(tile - row.first_tile) * dgc_tile + 4 * std::size_t{threadIdx.x};
+    const auto [at, row, i] = dgc_place_of(t, tile);
     if (i >= row.of.count) continue;
     const dgc_four g = dgc_load(row.of.gradient, i, row.of.count, row.vectors);
     for (const float x : g.x) {
@@ -282,19 +296,13 @@ template <class Word> __global__ void dgc_finite_kernel(dgc_table t, Word* bad) 
 // 12 bytes per element, 16 with weight decay: sets *bad where a step would make U or V larger than `most`, or NaN.
 template <class Word> __global__ void dgc_fits_kernel(dgc_table t, dgc_scalars r, float most, Word* bad) {
   for (std::uint64_t tile = blockIdx.x; tile < t.tile_count; tile += gridDim.x) {
-    const std::uint32_t at = dgc_row_of(t, tile);
-    const dgc_row row = t.rows[at];
-    const std::size_t n = row.of.count;
-    const std::size_t i = static_cast<std::size_t>(tile - row.first_tile) * dgc_tile + 4 * std::size_t{threadIdx.x};
-    if (i >= n) continue;
-    const bool decays = row.of.parameter != nullptr;
+    const auto [at, row, i] = dgc_place_of(t, tile);
+    if (i >= row.of.count) continue;
     const float share = dgc_share(row.of, r);
-    const dgc_four g = dgc_load(row.of.gradient, i, n, row.vectors);
-    const dgc_four w = decays ? dgc_load(row.of.parameter, i, n, row.vectors) : dgc_four{};
-    dgc_four u = dgc_load(row.of.u, i, n, row.vectors), v = dgc_load(row.of.v, i, n, row.vectors);
+    dgc_elements e = dgc_load_all(row, i);
     for (unsigned j = 0; j < 4; ++j) {
-      dgc_move(r, share, decays, g.x[j], w.x[j], u.x[j], v.x[j]);
-      for (const float x : {u.x[j], v.x[j]}) {
+      dgc_move(row, r, share, e, j);
+      for (const float x : {e.u.x[j], e.v.x[j]}) {
         if (!(__uint_as_float(dgc_bits(x)) <= most)) atomicOr(bad, Word{1});
       }
     }
