@@ -46,6 +46,11 @@ template <class Compressor> struct world {
     y.rank = rank;
     return y;
   }
+  hd::encode_context late_of(int rank) const {
+    hd::encode_context y = of(rank);
+    y.held_late = late;
+    return y;
+  }
   // Whether all are finite.
   bool step(matrix& g, bool take = true) {
     const auto p = static_cast<std::size_t>(size);
@@ -78,7 +83,7 @@ template <class Compressor> struct world {
       for (std::size_t r = 0; r < p; ++r) {
         float* state[2] = {held[r].data(), more[r].data()};
         std::vector<float> before = held[r], in = g[r];
-        c.commit({g[r].data(), n}, 1.0f, state, of(static_cast<int>(r)), totals.data());
+        c.commit({g[r].data(), n}, 1.0f, state, late_of(static_cast<int>(r)), totals.data());
         for (std::size_t i = 0; i < n; ++i) sent[r][i] = in[i] / static_cast<float>(size) + before[i] - held[r][i];
         sum = g[r];
       }
@@ -98,7 +103,7 @@ template <class Compressor> struct world {
       if (!finite || !take) return finite;
       for (std::size_t r = 0; r < p; ++r) {
         float* state[1] = {held[r].data()};
-        c.commit({g[r].data(), n}, 1.0f, state, of(static_cast<int>(r)), {packets[r].data(), packets[r].size()});
+        c.commit({g[r].data(), n}, 1.0f, state, late_of(static_cast<int>(r)), {packets[r].data(), packets[r].size()});
       }
     }
     ++x.step;
@@ -111,6 +116,7 @@ template <class Compressor> struct world {
   hd::encode_context x;
   matrix held, more, sent;
   std::vector<float> sum;
+  float late = 1.0f;
 };
 
 // Over 50 steps, one of them skipped, what was sent and is held is what went in: on each rank, or for `together` over
@@ -499,6 +505,55 @@ TEST_CASE("what is held counts as much more as the rate has fallen") {
   w.step(a);
   CHECK(w.sum == std::vector<float>{11.0f, 0.0f});
   CHECK(w.held[0] == std::vector<float>{0.0f, 8.0f});
+}
+
+namespace {
+// At rates that are known only when states move: what is held, at the new rate, is what was held, at the old one, and
+// went in and wasn't sent.
+template <class Compressor> void follows_rates(const Compressor& compressor) {
+  for (const std::size_t n : {1u, 17u, 3000u}) {
+    world<Compressor> w(compressor, 3, n);
+    INFO(w.c.name() << ", n " << n);
+    std::mt19937 random(5);
+    for (const float late : {1.0f, 1.0f, 10.0f, 1.0f, 0.25f, 3.0f}) {
+      for (const float told : {1.0f, 2.0f}) {
+        matrix g = random_gradients(3, n, random);
+        const matrix given = g, before = w.held;
+        w.x.held_scale = told;
+        w.late = late;
+        CHECK(w.step(g));
+        double worst = 0.0, most = 0.0;
+        for (std::size_t i = 0; i < n; ++i) {
+          double expected = -static_cast<double>(w.sum[i]), held = 0.0;
+          for (std::size_t r = 0; r < 3; ++r) {
+            const double in = given[r][i] / 3.0 + static_cast<double>(late) * told * before[r][i];
+            most = (std::max)(most, std::fabs(in));
+            expected += in;
+            held += w.held[r][i];
+          }
+          worst = (std::max)(worst, std::fabs(held - expected));
+        }
+        CHECK(worst <= 1e-6 * most);
+      }
+    }
+  }
+}
+}  // namespace
+
+TEST_CASE("what is held counts by a rate that is known only when states move") {
+  follows_rates(hd::error_feedback{hd::top_k{.density = 0.05}});
+  follows_rates(hd::error_feedback{hd::sign{.block = 100}});
+  follows_rates(hd::error_feedback{hd::quantize<4, hd::rounding::nearest>{.block = 64}});
+  follows_rates(hd::error_feedback{whole<8>{}});
+  follows_rates(hd::error_feedback{hd::random_k{.density = 0.1}});
+  follows_rates(hd::power_sgd{.rank = 2, .worth = 0.0, .dense_below = 0});
+  // What that would take out of float's range isn't scaled.
+  matrix g{{1.0f, 3e38f}};
+  world w(hd::error_feedback{hd::top_k{.density = 0.5}}, 1, 2);
+  w.held[0] = {1e37f, 0.0f};
+  w.late = 100.0f;
+  CHECK(w.step(g));
+  CHECK(w.held[0] == std::vector<float>{1e37f, 0.0f});
 }
 
 TEST_CASE("automatic_compressor compresses where the closed form of the costs says so, and says why") {

@@ -208,9 +208,9 @@ template <class Comm> struct two_elements {
 
   explicit two_elements(Comm& comm)
       : dp(plan{.compressor = {any_codec{0, 0}}}, comm, hd::tensors(w.data(), g.data(), sizes), hd::sgd{}) {}
-  void step(float lr) {
+  void step(float lr, bool tell = true) {
     g = {1.0f, 8.0f};
-    dp.begin({.lr = lr});
+    if (tell) dp.begin({.lr = lr});
     dp.ready(0);
     dp.step({.lr = lr});
   }
@@ -231,6 +231,20 @@ TEST_CASE("a rate told to begin scales what is held, and must be the step's") {
   CHECK_THROWS_AS(m.dp.step({.lr = 0.25f}), hd::argument_error);
   m.dp.step({.lr = 0.5f});
   CHECK_THROWS_AS(m.dp.begin({.lr = -1.0f}), hd::argument_error);
+}
+
+TEST_CASE("a rate that begin wasn't told scales what is held all the same, a step later") {
+  hd::self comm;
+  two_elements m(comm);
+  m.step(1.0f, false);     // sends 8, holds 1
+  m.step(0.0625f, false);  // sends 8; holds 16 at this rate, and 1 more
+  CHECK(m.w == std::vector<float>{0.0f, -8.0f - 8.0f * 0.0625f});
+  CHECK(m.dp.held(0, 0)[0] == 17.0f);
+  m.step(0.0625f, false);  // sends 18
+  CHECK(m.w == std::vector<float>{-18.0f * 0.0625f, -8.5f});
+  m.step(0.125f);  // tells again: 8 held were 4, of it 8 and 4 is the most
+  CHECK(m.w == std::vector<float>{-18.0f * 0.0625f, -8.5f - 12.0f * 0.125f});
+  CHECK(m.dp.held(0, 0)[0] == 1.0f);
 }
 
 TEST_CASE("a rank that has joined scales what it holds as the others do") {

@@ -22,6 +22,8 @@ TEST_CASE("device trainer: compressors that hold back send what they send on the
   CHECK(compare(plan(top), hd::sgd{.momentum = 0.9f}) == "");
   CHECK(compare(plan(top), hd::sgd{}, 2, {.steps = 8, .bad_step = 2, .uneven = true}) == "");
   CHECK(resume(plan(top), hd::sgd{.momentum = 0.9f}, rounding) == "");
+  CHECK(compare(plan(hd::error_feedback{random}), hd::sgd{}, 3, {.steps = 8, .slow_from = 3}, 2e-6) == "");
+  CHECK(compare(plan(top), hd::sgd{}, 3, {.steps = 8, .slow_from = 3}, 2e-6) == "");
   const auto mixed = hd::strategy{
       .topology = in_rank_order, .compressor = top, .precision = hd::mixed<hd::bfloat16>{}, .buckets = tight};
   CHECK(compare(mixed, hd::sgd{.momentum = 0.9f}, 3, {.bad_step = 2}, rounding ? 2e-2 : 0.0) == "");

@@ -85,10 +85,11 @@ class scratch_directory {
 struct course {
   std::size_t steps = 6;
   float lr = 0.05f, max_norm = 0.0f, max_value = 0.0f;
-  std::size_t bad_step = ~std::size_t{0};  // rank 1's gradient has an infinity
-  bool uneven = false;                     // rank r has 3 + r samples, and 2 r fewer steps
-  bool apart = false;                      // gradients are not one run of memory
-  std::string save_at_3{}, load{};         // directories
+  std::size_t bad_step = ~std::size_t{0};   // rank 1's gradient has an infinity
+  std::size_t slow_from = ~std::size_t{0};  // the rate is a fourth, which begin isn't told
+  bool uneven = false;                      // rank r has 3 + r samples, and 2 r fewer steps
+  bool apart = false;                       // gradients are not one run of memory
+  std::string save_at_3{}, load{};          // directories
 };
 struct outcome {
   std::vector<float> w;
@@ -108,7 +109,8 @@ template <class Model, class Trainer> void loop(Model& m, Trainer& dp, int rank,
       if (rank == 1 && s == c.bad_step && t == 2) m.spoil(t);
       m.ready(dp, t);
     }
-    out.results.push_back(m.step(dp, {.lr = c.lr, .max_norm = c.max_norm, .max_value = c.max_value}));
+    const float lr = s < c.slow_from ? c.lr : 0.25f * c.lr;
+    out.results.push_back(m.step(dp, {.lr = lr, .max_norm = c.max_norm, .max_value = c.max_value}));
   }
   m.join(dp);
   out.w = m.parameters();

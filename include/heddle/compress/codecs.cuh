@@ -31,15 +31,23 @@ struct fed_value {
   float share, held, limit;
   const float* factor;  // null: share has it
   float ranks;
+  float late;  // held is this many times what it was when v was sent
   HEDDLE_HD float operator()(std::size_t i) const {
     const float by = factor ? *factor / ranks : share;
     return e ? g[i] * by + e[i] * held : g[i] * by;
+  }
+  HEDDLE_HD float early(std::size_t i) const {  // what was sent of
+    return g[i] * (factor ? *factor / ranks : share) + e[i] * (held / late);
+  }
+  // What v, v being there, has more than what was sent of it.
+  HEDDLE_HD float missed(std::size_t i, float v) const {
+    return late == 1.0f ? 0.0f : (v - g[i] * (factor ? *factor / ranks : share)) * (1.0f - 1.0f / late);
   }
 };
 
 inline fed_value fed(const float* g, device_factor factor, const float* e, const encode_context& x) noexcept {
   const float ranks = static_cast<float>(x.ranks);
-  return {g, e, factor.value / ranks, x.held_scale, most_sent(x.ranks), factor.at, ranks};
+  return {g, e, factor.value / ranks, x.held_scale * x.held_late, most_sent(x.ranks), factor.at, ranks, x.held_late};
 }
 
 template <class From, class To> struct convert_one {

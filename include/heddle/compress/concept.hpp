@@ -35,6 +35,7 @@ struct encode_context {
   int rank = 0;                      ///< This rank.
   std::size_t rows = 0;              ///< Rows of the matrix that the tensor is; 0: not said.
   float held_scale = 1.0f;           ///< What was held back counts this much: the last rate over this step's.
+  float held_late = 1.0f;            ///< In the committing half: and this much more, as is known since the first one.
 };
 
 /// @name Requirements of compressors and transforms, one by one

@@ -13,8 +13,10 @@ inline namespace v0 {
 ///
 /// so that on each rank what was sent and what is held add up to its gradients. Biased codecs must be inside it; others
 /// may be, and random_k then sends elements as they are instead of n / k times as large.
-/// Where begin({.lr = x}) tells the rate of the step, what is held counts x_before / x times as much: it was to move the
-/// parameter at the rate before. Rates that are not told are taken to be equal.
+/// Where the rate of steps changes to x, what is held counts x_before / x times as much: it was to move the parameter at
+/// the rate before. begin({.lr = x}) tells it before anything is sent. A rate that is known from step({.lr = x}) only
+/// counts from then on: what was sent is as large as at the rate before, and what that lacks is held. Steps at rate 0
+/// don't scale it.
 /// Wire:    the codec's.
 /// State:   4 bytes per element (e).
 /// Traffic: beside the codec's, 8 bytes per element read to make v and 12 to make it again as e, in one pass with what

@@ -142,7 +142,8 @@ struct power_sgd {
     return true;
   }
   /// Makes the update, and moves e and R.
-  void commit(slice<float> g, float factor, float* const* state, const encode_context& x, float* const* sums) const {
+  void commit(slice<float> g, float factor, float* const* state, const encode_context& told, float* const* sums) const {
+    const encode_context x = detail::with_late_scale(told, state[0], g.count);
     const shape s(g.count, x, rank);
     const matrix m{g.data, state[0], factor / static_cast<float>(x.ranks), x.held_scale};
     const float share = 1.0f / static_cast<float>(x.ranks);
@@ -168,7 +169,8 @@ struct power_sgd {
   void correct(slice<float>, float* const*, const encode_context&) const noexcept {}
   /// Adds e, which is the same on all ranks.
   void release(slice<float> g, float* const* state, const encode_context& x) const noexcept {
-    detail::release_held(g, state[0], static_cast<float>(x.ranks) * x.held_scale);
+    const float scale = detail::with_late_scale(x, state[0], g.count).held_scale;
+    detail::release_held(g, state[0], static_cast<float>(x.ranks) * scale);
   }
   /// "power_sgd".
   std::string name() const { return "power_sgd"; }

@@ -96,13 +96,17 @@ struct write_entry {
 struct store_fed {
   fed_value v;
   float* e;
-  HEDDLE_HD void operator()(std::size_t i) const { e[i] = v(i); }
+  HEDDLE_HD void operator()(std::size_t i) const {
+    const float known = v(i);
+    e[i] = v.late == 1.0f || fabsf(known) <= v.limit ? known : v.early(i);
+  }
 };
 struct forget_entry {
   const std::uint32_t* index;
+  fed_value v;
   float* e;
   HEDDLE_HD void operator()(std::size_t j) const {
-    if (index[j] != no_entry) e[index[j]] = 0.0f;
+    if (index[j] != no_entry) e[index[j]] = v.missed(index[j], e[index[j]]);
   }
 };
 struct add_entry {
@@ -128,6 +132,15 @@ struct send_choice {
   HEDDLE_HD void operator()(std::size_t j) const {
     const random_k::choice c = of(j);
     sums[j] = v.e ? v(c.index) : v(c.index) * static_cast<float>(c.run);
+  }
+};
+struct forget_choice {
+  random_choice of;
+  fed_value v;
+  float* e;
+  HEDDLE_HD void operator()(std::size_t j) const {
+    const std::size_t i = of(j).index;
+    e[i] = v.missed(i, e[i]);
   }
 };
 struct take_choice {
@@ -220,7 +233,7 @@ class top_k_device {
     for (const void* p : {static_cast<const void*>(g), static_cast<const void*>(e), static_cast<const void*>(index)})
       detail::check_pointer("top_k_device::hold", p, n);
     cuda::for_each(n, detail::store_fed{detail::fed(g, factor, e, x), e}, q);
-    cuda::for_each(entries(n), detail::forget_entry{index, e}, q);
+    cuda::for_each(entries(n), detail::forget_entry{index, detail::fed(g, factor, e, x), e}, q);
   }
   /// @brief sum[index] += value for each entry of one rank, of a tensor of n elements.
   void add(const std::uint32_t* index, const float* value, std::size_t n, float* sum, cuda::queue q) const {
@@ -285,10 +298,13 @@ class random_k_device {
               cuda::queue q) const {
     for (const void* p : {static_cast<const void*>(g), static_cast<const void*>(sums)})
       detail::check_pointer("random_k_device::commit", p, n);
-    if (e) cuda::for_each(n, detail::store_fed{detail::fed(g, factor, e, x), e}, q);
-    cuda::fill(g, n, 0.0f, q);
     const detail::random_choice of = choice(n, x);
-    cuda::for_each(of.k, detail::take_choice{of, sums, g, e}, q);
+    const detail::fed_value v = detail::fed(g, factor, e, x);
+    const bool late = e && x.held_late != 1.0f;
+    if (e) cuda::for_each(n, detail::store_fed{v, e}, q);
+    if (late) cuda::for_each(of.k, detail::forget_choice{of, v, e}, q);  // while g is there
+    cuda::fill(g, n, 0.0f, q);
+    cuda::for_each(of.k, detail::take_choice{of, sums, g, late ? nullptr : e}, q);
   }
 
  private:

@@ -356,7 +356,7 @@ class data_parallel<Strategy, Comm, Optimizer> {
     bool take = average_->counts();
     const double norm = take && o.max_norm > 0.0f ? this->norm() : 0.0;
     take = take && std::isfinite(norm);
-    average_->settle(take, q);
+    average_->settle(take, rate_.held_scale(o.lr), q);
     if constexpr (mixes) {
       if (average_->agreed().weights > 0.0) plan_.precision.count(scale_, !take);
     }

@@ -375,7 +375,7 @@ template <class Strategy, class Comm, class Optimizer> class data_parallel {
   step_result update_all(const step_options& o) {
     const double norm = shards || o.max_norm > 0.0f ? average_->norm() : 0.0;
     const bool take = average_->counts() && std::isfinite(norm);
-    average_->settle(take);
+    average_->settle(take, rate_.held_scale(o.lr));
     if (average_->counted()) count_scale(!take);
     if (!take) {
       ++done_.skipped;

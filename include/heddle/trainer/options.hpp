@@ -12,7 +12,7 @@ inline namespace v0 {
 struct begin_options {
   double samples = 1.0;  ///< Weight of this rank's gradient, usually the size of its batch; 0 .. 1e290.
   float lr = 0.0f;       ///< Rate that step() will be given, the same on all ranks: what error_feedback holds is then
-                         ///< scaled to it. 0: not said.
+                         ///< scaled to it before it is sent. 0: not said; step() scales what is left.
 };
 
 /// @brief Factors for the tensors of one group.

@@ -70,7 +70,8 @@ template <class Codec, bool Feedback> class carrier {
   // A tensor that travelled dense; nothing of it is held, unless it has just been loaded.
   void correct(slice<float>, float* const*, const encode_context&) const noexcept {}
   void release(slice<float> g, float* const* state, const encode_context& x) const noexcept {
-    if constexpr (Feedback) release_held(g, state[0], static_cast<float>(x.ranks) * x.held_scale);
+    if constexpr (Feedback)
+      release_held(g, state[0], static_cast<float>(x.ranks) * with_late_scale(x, state[0], g.count).held_scale);
   }
   std::string name() const { return codec_.name(); }
 
@@ -106,12 +107,13 @@ template <class Codec, bool Feedback> class carrier {
     const std::uint64_t word = std::uint64_t{packet.size() - at} << 1 | (finite ? 0u : 1u);
     std::memcpy(packet.data() + at, &word, sizeof word);
   }
-  void commit(slice<const float> g, float factor, float* const* state, const encode_context& x,
+  void commit(slice<const float> g, float factor, float* const* state, const encode_context& told,
               slice<const std::byte> packet) const
     requires has_payload<Codec>
   {
     if constexpr (Feedback) {
       float* const e = state[0];  // stays as it is if the packet is damaged
+      const encode_context x = with_late_scale(told, e, g.count);
       const std::size_t bytes = measure(packet);
       const bool sent = !flagged(packet);
       if constexpr (adds_by_blocks<Codec>) {
@@ -198,9 +200,14 @@ template <class Codec, bool Feedback> class carrier {
     while (begin + n < g.count) next();
     return finite;
   }
-  void commit(slice<float> g, float factor, float* const* state, const encode_context& x, float* const* sums) const
+  void commit(slice<float> g, float factor, float* const* state, const encode_context& told, float* const* sums) const
     requires has_pick<Codec>
   {
+    const encode_context x = Feedback ? with_late_scale(told, state[0], g.count) : told;
+    const float late = x.held_scale - told.held_scale;  // of e wasn't sent
+    std::vector<float> missed(late == 0.0f ? 0 : codec_.picked(g.count, x));
+    if (late != 0.0f)
+      codec_.pick(g.count, x, [&](std::size_t j, std::size_t i, float) { missed[j] = late * state[0][i]; });
     std::size_t begin = 0, n = 0;  // of the block that was moved last and is still in cache
     const auto next = [&] {
       begin += n;
@@ -215,7 +222,7 @@ template <class Codec, bool Feedback> class carrier {
     codec_.pick(g.count, x, [&](std::size_t j, std::size_t i, float) {
       while (i >= begin + n) next();
       g[i] = sums[0][j];
-      if constexpr (Feedback) state[0][i] = 0.0f;
+      if constexpr (Feedback) state[0][i] = late == 0.0f ? 0.0f : missed[j];
     });
     while (begin + n < g.count) next();
   }

@@ -5,6 +5,7 @@
 /// @file
 /// @brief The loops of codecs on the host, portable ones and x86-64 ones of the same bits.
 
+#include <heddle/compress/concept.hpp>
 #include <heddle/compress/detail/largest.hpp>
 #include <heddle/core/philox.hpp>
 
@@ -306,6 +307,16 @@ inline void add_signs(const std::byte* bits, float scale, float* sum, std::size_
 #endif
   for (std::size_t i = 0; i < 8 * n; ++i)
     sum[i] += (static_cast<unsigned>(bits[i / 8]) >> i % 8 & 1u) != 0 ? -scale : scale;
+}
+
+// What the committing half is told: what is held counts as much as is known by then, unless that could leave float's
+// range.
+inline encode_context with_late_scale(const encode_context& x, const float* held, std::size_t n) noexcept {
+  encode_context known = x;
+  if (x.held_late == 1.0f) return known;
+  known.held_scale *= x.held_late;
+  if (!(std::bit_cast<float>(peak_bits(held, n)) * known.held_scale <= 1e-4f * most_sent(x.ranks))) return x;
+  return known;
 }
 
 }  // namespace detail

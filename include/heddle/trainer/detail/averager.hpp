@@ -197,10 +197,12 @@ template <class Strategy, class Comm> class averager : public exchange_kind<Stra
   std::size_t buckets() const noexcept { return buckets_.size(); }
   void gather(std::size_t bucket) { work_.push(1 + buckets_.size() + bucket); }
 
-  // Ends the exchange. If `take`, states move and gradients become what the update rule is to apply.
-  void settle(bool take) {
+  // Ends the exchange. If `take`, states move and gradients become what the update rule is to apply. `held_scale`: by
+  // the rate of the step, whatever begin was told of it.
+  void settle(bool take, float held_scale = 1.0f) {
     if constexpr (holds) {
       if (!take) return;
+      all_.held_scale(agreed_.held_scale, held_scale / agreed_.held_scale);
       if constexpr (kind::packets) steps_dense_ = held_.steps_dense();
       for (std::size_t k = 0; k < buckets_.size(); ++k) held_.settle(k);
       holding()->released();

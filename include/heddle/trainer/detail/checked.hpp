@@ -43,7 +43,8 @@ inline void check_begin(const begin_options& o) {
 // Rates of steps, where begin() is told the next one.
 struct known_rate {
   float last = 0.0f, next = 0.0f;  // 0: not known
-  float held_scale() const noexcept { return last > 0.0f && next > 0.0f ? last / next : 1.0f; }
+  float held_scale() const noexcept { return held_scale(next); }
+  float held_scale(float lr) const noexcept { return last > 0.0f && lr > 0.0f ? last / lr : 1.0f; }
 };
 
 // Throws argument_error for numbers of a step that can't be; `refuses`: why there may be no limits, or null; `told`:

@@ -142,10 +142,11 @@ template <class Strategy, class Comm> class device_exchange {
   // What gradients are still to be multiplied by.
   float unscale() const noexcept { return kind::as_they_are ? rest_ / announcement_.loss_scale : 1.0f; }
 
-  // If `take`, states move and gradients become what the rule is to apply, for the later work of q.
-  void settle(bool take, cuda::queue q) {
+  // See averager. If `take`, states move and gradients become what the rule is to apply, for the later work of q.
+  void settle(bool take, float held_scale, cuda::queue q) {
     if constexpr (kind::holds) {
       if (!take) return;
+      context_.held_late = held_scale / agreed_.held_scale;
       for (one& b : buckets_) {
         for (const bucket_piece& p : b.pieces) form_.correct(facts(p.tensor), p.tensor, queue_);
         with_messages(b, [&](const auto&... messages) {
@@ -155,7 +156,7 @@ template <class Strategy, class Comm> class device_exchange {
       settled_.record(queue_);
       q.wait(settled_);
     }
-    static_cast<void>(take), static_cast<void>(q);
+    static_cast<void>(take), static_cast<void>(held_scale), static_cast<void>(q);
   }
 
   std::string executor() const {

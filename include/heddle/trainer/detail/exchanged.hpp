@@ -133,7 +133,11 @@ template <class Strategy> class exchanged {
     std::fill(factors_.begin(), factors_.end(),
               weight_ == 0.0f ? 1.0f : weight_ * rest_);  // unless transforms change it
   }
-  void held_scale(float x) noexcept { context_.held_scale = x; }
+  // What is held counts this much, as is known when states move: `late` times as much as before.
+  void held_scale(float x, float late = 1.0f) noexcept {
+    context_.held_scale = x;
+    context_.held_late = late;
+  }
   float weight() const noexcept { return weight_; }
   float rest() const noexcept { return rest_; }
   // Float parameters, for compressors that look at them.
