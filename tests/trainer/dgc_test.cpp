@@ -203,6 +203,24 @@ TEST_CASE("one pass after backward gives what two halves during it give, and ski
   CHECK(ends[0] == ends[1]);
 }
 
+TEST_CASE("entries of an element are added in the order of their ranks, on every rank") {
+  for (const bool late : {false, true}) {
+    hd::threads::run({.ranks = 4, .deadline = std::chrono::seconds(20)}, [&](auto& comm) {
+      quadratic m;
+      m.w.assign(m.w.size(), 0.0f);
+      const hd::dgc c{
+          .sparsity = 0.99, .dense_below = 0, .overlap = late ? hd::overlap::none : hd::overlap::transactional};
+      hd::data_parallel dp{hd::strategy{.compressor = c}, comm, m.tensors(), hd::sgd{}};
+      const float theirs[] = {1.0f, 1e8f, -1e8f, 0.0f};  // (1 + 1e8) - 1e8 is 0; added otherwise they make 1
+      m.g[7] = theirs[comm.rank()];
+      for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) dp.ready(i);
+      RANK_CHECK_FALSE(dp.step({.lr = 1.0f}).skipped);
+      RANK_CHECK(m.w == std::vector<float>(quadratic::count, 0.0f));
+      RANK_CHECK(dp.held(2, 1)[0] == 0.0f);
+    });
+  }
+}
+
 TEST_CASE("where packets are together no smaller than a dense sum, one travels") {
   for (const auto when : {hd::overlap::transactional, hd::overlap::none}) {
     hd::threads::run({.ranks = 4, .deadline = std::chrono::seconds(20)}, [&](auto& comm) {
