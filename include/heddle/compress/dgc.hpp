@@ -153,7 +153,8 @@ struct dgc {
 
   /// @brief Dense phase: turns the mean gradient (scaled already) into the update of momentum SGD, U being its
   /// velocity.
-  void correct(slice<float> g, float* const* state, const encode_context& x) const noexcept {
+  template <class Context = encode_context>
+  void correct(slice<float> g, float* const* state, const Context& x) const noexcept {
     constexpr std::size_t block = 2048;  // still in cache when its largest magnitude is looked for
     for (std::size_t i = 0, n = 0; i < g.count; i += n) {
       n = (std::min)(block, g.count - i);
@@ -162,8 +163,8 @@ struct dgc {
     }
   }
   /// @brief `correct`, and p -= rate times the update, in one pass of 20 bytes per element; g stays the mean.
-  void step_dense(slice<const float> g, float* p, float* const* state, const encode_context& x,
-                  float rate) const noexcept {
+  template <class Context = encode_context>
+  void step_dense(slice<const float> g, float* p, float* const* state, const Context& x, float rate) const noexcept {
     constexpr std::size_t block = 2048;  // as there
     float peak = state[2][1];
     for (std::size_t i = 0, n = 0; i < g.count; i += n) {

@@ -20,21 +20,22 @@ inline namespace v0 {
 /// Pointers need no more alignment than their type has; `from` and `to` may be null when n is 0 and must not overlap,
 /// except that calls that say so work in place.
 /// All calls run on the caller's thread and throw nothing.
+/// Those of 16-bit values are templates without a choice, so that they cost only files that convert.
 
 /// @brief Rounds n floats to float16; from 65520 up they become infinity (see `convert_checked`).
-inline void convert(const float* from, float16* to, std::size_t n) noexcept {
+template <class = void> void convert(const float* from, float16* to, std::size_t n) noexcept {
   detail::narrow<false, false>(from, to, n, 1.0f, detail::best_isa());
 }
 /// @brief Rounds n floats to bfloat16.
-inline void convert(const float* from, bfloat16* to, std::size_t n) noexcept {
+template <class = void> void convert(const float* from, bfloat16* to, std::size_t n) noexcept {
   detail::narrow<false, false>(from, to, n, 1.0f, detail::best_isa());
 }
 /// @brief Widens n float16 values, exactly.
-inline void convert(const float16* from, float* to, std::size_t n) noexcept {
+template <class = void> void convert(const float16* from, float* to, std::size_t n) noexcept {
   detail::widen<false>(from, to, n, 1.0f, detail::best_isa());
 }
 /// @brief Widens n bfloat16 values, exactly.
-inline void convert(const bfloat16* from, float* to, std::size_t n) noexcept {
+template <class = void> void convert(const bfloat16* from, float* to, std::size_t n) noexcept {
   detail::widen<false>(from, to, n, 1.0f, detail::best_isa());
 }
 /// @brief Copies n floats: the case of generic code whose wire type is float.
@@ -43,19 +44,19 @@ inline void convert(const float* from, float* to, std::size_t n) noexcept {
 }
 
 /// @brief `to[i] = float16(from[i] * scale)`; the product is a float, so there are two roundings.
-inline void convert_scaled(const float* from, float16* to, std::size_t n, float scale) noexcept {
+template <class = void> void convert_scaled(const float* from, float16* to, std::size_t n, float scale) noexcept {
   detail::narrow<true, false>(from, to, n, scale, detail::best_isa());
 }
 /// @brief `to[i] = bfloat16(from[i] * scale)`; the product is a float, so there are two roundings.
-inline void convert_scaled(const float* from, bfloat16* to, std::size_t n, float scale) noexcept {
+template <class = void> void convert_scaled(const float* from, bfloat16* to, std::size_t n, float scale) noexcept {
   detail::narrow<true, false>(from, to, n, scale, detail::best_isa());
 }
 /// @brief `to[i] = float(from[i]) * scale`.
-inline void convert_scaled(const float16* from, float* to, std::size_t n, float scale) noexcept {
+template <class = void> void convert_scaled(const float16* from, float* to, std::size_t n, float scale) noexcept {
   detail::widen<true>(from, to, n, scale, detail::best_isa());
 }
 /// @brief `to[i] = float(from[i]) * scale`.
-inline void convert_scaled(const bfloat16* from, float* to, std::size_t n, float scale) noexcept {
+template <class = void> void convert_scaled(const bfloat16* from, float* to, std::size_t n, float scale) noexcept {
   detail::widen<true>(from, to, n, scale, detail::best_isa());
 }
 /// @brief `to[i] = from[i] * scale`; in place too.
@@ -75,11 +76,13 @@ inline void convert_scaled(const float* from, float* to, std::size_t n, float sc
 /// @param scale Factor applied in float before rounding.
 /// @return true when an input was infinite or NaN, or a scaled one left float16's range. Every element is written
 ///         in either case.
-[[nodiscard]] inline bool convert_checked(const float* from, float16* to, std::size_t n, float scale = 1.0f) noexcept {
+template <class = void>
+[[nodiscard]] bool convert_checked(const float* from, float16* to, std::size_t n, float scale = 1.0f) noexcept {
   return detail::narrow<true, true>(from, to, n, scale, detail::best_isa());
 }
 /// @brief As `convert_scaled`; true when an input was infinite or NaN, or a scaled one left bfloat16's range.
-[[nodiscard]] inline bool convert_checked(const float* from, bfloat16* to, std::size_t n, float scale = 1.0f) noexcept {
+template <class = void>
+[[nodiscard]] bool convert_checked(const float* from, bfloat16* to, std::size_t n, float scale = 1.0f) noexcept {
   return detail::narrow<true, true>(from, to, n, scale, detail::best_isa());
 }
 /// @brief As `convert_scaled`, in place too; true when a result is infinite or NaN.

@@ -36,8 +36,9 @@ struct adamw {
     return detail::adam_step<true>{detail::moments(*this, x), x.lr, weight_decay * x.decay_scale};
   }
   /// One step of n elements.
+  template <class Context = update_context>
   void update(float* parameter, const float* gradient, float* const* state, std::size_t n,
-              const update_context& x) const noexcept {
+              const Context& x) const noexcept {
     detail::update_elements(n, element_step(x), parameter, gradient, state[0], state[1]);
   }
   /// "adamw".

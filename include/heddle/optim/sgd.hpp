@@ -52,8 +52,9 @@ struct sgd {
     return detail::sgd_step{x.lr, momentum, weight_decay * x.decay_scale, nesterov};
   }
   /// One step of n elements; without momentum the velocity isn't touched.
+  template <class Context = update_context>
   void update(float* parameter, const float* gradient, float* const* state, std::size_t n,
-              const update_context& x) const noexcept {
+              const Context& x) const noexcept {
     const float m = momentum, decay = weight_decay * x.decay_scale, lr = x.lr;
     const auto plain = [=](auto& p, const auto& g) { p -= lr * g; };
     const auto decayed = [=](auto& p, const auto& g) { p -= lr * (g + decay * p); };

@@ -116,7 +116,7 @@ std::uint32_t dgc_pass(const dgc_rule& r, const dgc_tensor& t, std::size_t n, La
 
 // A step of the dense phase: g, the mean gradient, becomes the update of momentum SGD, of which u is the velocity over
 // the number of ranks; w is null without weight decay.
-inline void dgc_dense(float* g, const float* w, float* u, std::size_t n, const encode_context& x) noexcept {
+template <class Context> void dgc_dense(float* g, const float* w, float* u, std::size_t n, const Context& x) noexcept {
   const float all = static_cast<float>(x.ranks), share = 1.0f / all, momentum = x.momentum, decay = x.weight_decay;
   const bool ahead = x.nesterov;
   const auto move = [=](auto& update, const auto& mean, auto& velocity) {
@@ -136,8 +136,8 @@ inline void dgc_dense(float* g, const float* w, float* u, std::size_t n, const e
 
 // The same and p -= rate times the update, in one pass of 12 bytes read and 8 written; g stays. p is the parameter, of
 // which weight decay is.
-inline void dgc_dense_step(const float* g, float* p, float* u, std::size_t n, const encode_context& x,
-                           float rate) noexcept {
+template <class Context>
+void dgc_dense_step(const float* g, float* p, float* u, std::size_t n, const Context& x, float rate) noexcept {
   const float all = static_cast<float>(x.ranks), share = 1.0f / all, momentum = x.momentum, decay = x.weight_decay;
   const auto heavy_ball = [=](auto& parameter, const auto& mean, auto& velocity) {
     velocity = momentum * velocity + mean * share;
