@@ -117,6 +117,12 @@ TEST_CASE("a sharded optimizer gives the bits of an unsharded one in mixed preci
   });
 }
 
+TEST_CASE("what a compressor holds is of unscaled gradients, whatever the scale of the step was") {
+  auto steady = sparse, rising = sparse;
+  rising.precision = {.scale = 256.0f, .growth = 3};  // 4096 in the last steps: powers of two, which round nothing
+  CHECK(narrow_train(steady, rule, 4, 14) == narrow_train(rising, rule, 4, 14));
+}
+
 TEST_CASE("mixed precision reaches the loss of float, local steps too") {
   for (const auto& w : {narrow_train(brain, rule, 4, 60), narrow_train(sparse, rule, 4, 60), narrow_train(local, rule, 3, 60)})
     CHECK(quadratic::loss(w[0]) < 0.02);
