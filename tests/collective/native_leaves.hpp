@@ -5,7 +5,8 @@
 #include <heddle/collective/native_leaves.hpp>
 #include <heddle/collective/recursive_doubling.hpp>
 
-#include <cmath>
+#include "exact.hpp"
+
 #include <cstring>
 #include <string>
 #include <type_traits>
@@ -15,21 +16,6 @@
 // back as a text.
 namespace native_leaves {
 namespace hd = heddle;
-
-// Small integers and halves: their sums are exact in every type, in any order.
-template <class T> T value(int rank, std::size_t i) {
-  const auto x = static_cast<float>((static_cast<std::size_t>(rank) * 7 + i * 5) % 16);
-  if constexpr (std::is_integral_v<T>)
-    return static_cast<T>(x);
-  else
-    return T(x * 0.5f);
-}
-template <class T> double as_double(T x) {
-  if constexpr (sizeof(T) == 2)
-    return static_cast<float>(x);
-  else
-    return static_cast<double>(x);
-}
 
 struct pair_of {  // a user's type
   double sum;
@@ -43,21 +29,14 @@ template <class T, class Comm, class Topology, class Op>
 void check(Comm& comm, const Topology& t, std::size_t n, const Op& op, std::string& wrong) {
   const int p = comm.size();
   std::vector<T> in(n), out(n);
-  for (std::size_t i = 0; i < n; ++i) in[i] = value<T>(comm.rank(), i);
+  for (std::size_t i = 0; i < n; ++i) in[i] = exact::value<T>(comm.rank(), i);
   bool right = !hd::all_reduce(comm, t, std::span<const T>(in), std::span<T>(out), op);
   right &= !hd::all_reduce(comm, t, std::span<T>(in), op);
   right &= n == 0 || std::memcmp(in.data(), out.data(), n * sizeof(T)) == 0;
-  for (std::size_t i = 0; i < n; ++i) {
-    double sum = 0, most = -1;
-    for (int r = 0; r < p; ++r) {
-      sum += as_double(value<T>(r, i));
-      most = std::max(most, as_double(value<T>(r, i)));
-    }
-    double expected = std::is_same_v<Op, hd::max> ? most : std::is_same_v<Op, hd::mean> ? sum / p : sum;
-    if (std::is_integral_v<T>) expected = std::trunc(expected);
-    const double unit = sizeof(T) == 2 ? 0x1p-8 : sizeof(T) == 4 && !std::is_integral_v<T> ? 0x1p-23 : 0x1p-52;
-    right &= std::abs(as_double(in[i]) - expected) <= (std::is_same_v<Op, hd::mean> ? expected * unit : 0.0);
-  }
+  constexpr auto w = std::is_same_v<Op, hd::max>    ? exact::what::most
+                     : std::is_same_v<Op, hd::mean> ? exact::what::mean
+                                                    : exact::what::sum;
+  for (std::size_t i = 0; i < n; ++i) right &= exact::excess(in[i], w, p, i) <= 0;
   if (right || !wrong.empty()) return;
   wrong = t.name() + " on rank " + std::to_string(comm.rank()) + " of " + std::to_string(p) + ", n " +
           std::to_string(n) + ", " + hd::name_of(hd::dtype_of<T>) +
