@@ -548,10 +548,13 @@ TEST_CASE("the native all-reduce of any lengths in a row, on a communicator and 
         const auto value = [&](int rank, std::size_t i) {
           return static_cast<float>((static_cast<std::size_t>(rank + k) * 7 + i) % 1000);
         };
-        std::vector<float> in(n), out(n, -1.0f);
+        // Anywhere in a cache line, mostly everywhere in the same place.
+        const auto at = static_cast<std::size_t>(k % 5 ? k : k + 3 * comm.rank()) % 16;
+        std::vector<float> space(n + 32, -3.0f), more(n + 32, -3.0f);
+        const std::span<float> in(space.data() + at, n), out(more.data() + at, n);
         for (std::size_t i = 0; i < n; ++i) in[i] = value(comm.rank(), i);
         const bool apart = k % 3 == 0;
-        if (!apart) out = in;
+        if (!apart) std::copy(in.begin(), in.end(), out.begin());
         const hd::leaf l = hd::leaf_of<float>(hd::sum{});
         const hd::header h{hd::operation_kind::all_reduce, l.type, l.id, 0, static_cast<std::uint16_t>(k), 1, n};
         (k % 2 ? copy : comm).native_all_reduce(h, apart ? in.data() : out.data(), out.data(), n, l);
@@ -560,6 +563,8 @@ TEST_CASE("the native all-reduce of any lengths in a row, on a communicator and 
           for (int r = 0; r < p; ++r) sum += value(r, i);
           found.expect(out[i] == sum, comm.rank(), "sum", std::to_string(n));
         }
+        const auto outside = std::count(more.begin(), more.end(), -3.0f);
+        found.expect(outside == 32, comm.rank(), "what is beside the buffer", std::to_string(n));
         if (n) in[0] = out[0] = -7.0f;  // nobody reads them any more
       }
     });

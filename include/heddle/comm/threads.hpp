@@ -199,17 +199,20 @@ class basic_communicator {
     const auto me = static_cast<std::size_t>(rank_), p = static_cast<std::size_t>(size());
     const std::size_t line = (std::max<std::size_t>)(1, 64 / l.bytes);
     const std::size_t share = ((count + p - 1) / p + line - 1) / line * line;
-    const std::size_t begin = (std::min)(count, share * me), end = (std::min)(count, begin + share);
+    // Blocks begin on a cache line of rank 0's buffer, and so of all that lie alike; rank 0 takes what is before the
+    // first one, too. Vectors across two lines would cost a fifth of the time.
+    const auto origin = reinterpret_cast<std::uintptr_t>(world_->tells(0, call).out);
+    const std::size_t lead = count > 64 ? (0 - origin) % 64 / l.bytes : 0;
+    const std::size_t end = (std::min)(count, share * (me + 1) + lead), first = (std::min)(count, share * me + lead);
     // A piece of all ranks is in the first-level cache while it is stored, and so short that the processor begins to
     // read the next one meanwhile. Every other call goes backwards: what the one before touched last is still cached.
-    const std::size_t step = (std::max<std::size_t>)(1, 2048 / l.bytes), pieces = (end - begin + step - 1) / step;
+    const std::size_t step = (std::max<std::size_t>)(1, 2048 / l.bytes), pieces = (end - first + step - 1) / step;
     bool left_range = false;
     for (std::size_t k = 0; k < pieces; ++k) {
-      const std::size_t i = begin + (call % 2 ? k : pieces - 1 - k) * step;
-      const std::size_t m = (std::min)(step, end - i), offset = i * l.bytes;
-      for (std::size_t r = 0; r < p; ++r) {
+      const std::size_t at = first + (call % 2 ? k : pieces - 1 - k) * step, i = at == lead ? 0 : at;
+      const std::size_t m = (std::min)(at + step, end) - i, offset = i * l.bytes;
+      for (std::size_t r = 0; r < p; ++r)
         operands_[r] = {static_cast<const std::byte*>(world_->tells(static_cast<int>(r), call).in) + offset, 0};
-      }
       std::byte* const mine = static_cast<std::byte*>(world_->tells(rank_, call).out) + offset;
       left_range |= l.reduce(l.context, operands_.data(), static_cast<int>(p), mine, m, 0, factor);
       for (int r = 0; r < size(); ++r) {
