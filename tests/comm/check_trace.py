@@ -29,6 +29,8 @@ for (process, thread), events in complete.items():
             inside.pop()
         assert not inside or end <= inside[-1] + 1e-3, (process, thread, start, end)
         inside.append(end)
+processes = {process for process, _ in complete}
+assert not processes & {thread for _, thread in complete}, "a thread that viewers take for a main thread"
 found = sum(len(events) for events in complete.values())
 assert found == wanted, found
 print(f"{found} events of {len(complete)} threads")

@@ -54,7 +54,9 @@ class timeline {
         first_of_process = false;
         if (events_[k].thread == e.thread) first_of_thread = false;
       }
-      const std::string where = ",\"pid\":" + std::to_string(e.process) + ",\"tid\":" + std::to_string(e.thread);
+      // No thread has the number of a process, or viewers take it for its main thread and show it first.
+      const std::string where =
+          ",\"pid\":" + std::to_string(e.process) + ",\"tid\":" + std::to_string(1000ll * (e.process + 1) + e.thread);
       const auto title = [&](const char* of, const std::string& name) {
         text += between + ("{\"ph\":\"M\",\"name\":\"" + std::string(of)) + "\"" + where + ",\"args\":{\"name\":\"" +
                 name + "\"}}";
