@@ -839,3 +839,34 @@ TEST_CASE("a plan can be used every step, with any operation") {
   });
   CHECK(found.text() == "");
 }
+
+TEST_CASE("a plan serves the rank that it was made for, and no other") {
+  const auto refused = [](const auto& topology, int of, auto use) {
+    std::string text;
+    try {
+      hd::threads::run(of, [&](auto& comm) { use(comm, topology); });
+    } catch (const hd::argument_error& e) {
+      text = e.what();
+    }
+    INFO(text);
+    CHECK(text.find("a plan for rank 1 of 3 is called by rank") != std::string::npos);
+  };
+  const auto reduce = [](auto& comm, const auto& t) {
+    std::vector<float> data(12);
+    hd::all_reduce_plan plan(t, 1, 3, 12);
+    plan(comm, data.data(), hd::leaf_of<float>(hd::sum{}));
+  };
+  for (const int of : {1, 2, 4}) {  // two of the four would reduce among themselves
+    refused(hd::ring{}, of, reduce);
+    refused(hd::native{}, of, reduce);
+    refused(hd::ring{}, of, [](auto& comm, const auto& t) {
+      std::vector<float> data(12);
+      hd::halved_plan(t, 1, 3, 12).all_gather(comm, data.data());
+    });
+  }
+  for (const int rank : {-1, 3, 4}) {
+    CHECK_THROWS_AS(hd::all_reduce_plan(hd::ring{}, rank, 3, 12), hd::argument_error);
+    CHECK_THROWS_AS(hd::halved_plan(hd::ring{}, rank, 3, 12), hd::argument_error);
+  }
+  CHECK_THROWS_AS(hd::all_reduce_plan(hd::native{}, 0, 0, 12), hd::argument_error);
+}

@@ -17,6 +17,28 @@ inline void check_buffer(const char* what, const void* data, std::size_t count) 
   }
 }
 
+// The rank that a plan is for: on a communicator of other ranks it would reduce among the wrong ones.
+class planned_rank {
+ public:
+  planned_rank(const char* what, int rank, int size) : rank_(rank), size_(size) {
+    if (rank < 0 || rank >= size) {
+      throw argument_error(std::string("heddle::") + what + ": a plan for rank " + std::to_string(rank) + " of " +
+                           std::to_string(size) + ", allowed is 0 or above, and below the number of ranks");
+    }
+  }
+  template <class Comm> void check(const char* what, const Comm& comm) const {
+    if (comm.rank() != rank_ || comm.size() != size_) refuse(what, comm.rank(), comm.size());
+  }
+
+ private:
+  [[noreturn, gnu::noinline]] void refuse(const char* what, int rank, int size) const {
+    throw argument_error(std::string("heddle::") + what + ": a plan for rank " + std::to_string(rank_) + " of " +
+                         std::to_string(size_) + " is called by rank " + std::to_string(rank) + " of " +
+                         std::to_string(size) + ", allowed is the rank that it was made for");
+  }
+  int rank_, size_;
+};
+
 // Sums of float16 travel with their number of contributors in a header, and messages in a stream have none. A
 // communicator's own all-reduce keeps a mean in range; nothing in a stream tells that a sum has left it.
 template <class Comm>
@@ -49,9 +71,10 @@ template <class Topology, class Operation = operation>
 class all_reduce_plan {
  public:
   /// @param t The topology. @param rank This rank. @param size Number of ranks. @param count Elements.
-  /// Throws: what the topology throws for this number of ranks.
+  /// Throws: what the topology throws for this number of ranks; argument_error if `rank` isn't one of them.
   all_reduce_plan(const Topology& t, int rank, int size, std::size_t count)
-      : count_(count),
+      : whose_("all_reduce_plan", rank, size),
+        count_(count),
         head_(detail::on_topology({operation_kind::all_reduce, dtype::other, 0, 0, 0, 1, count}, t)) {
     if constexpr (has_all_reduce_schedule<Topology>) {
       schedule_ = t.all_reduce(rank, size, count);
@@ -68,9 +91,11 @@ class all_reduce_plan {
   /// @brief Reduces `buffer` in place over all ranks; every rank ends with bitwise the same values.
   /// Sync:   returns when this rank's result is complete and no peer reads its buffer.
   /// @return Whether a value that this rank finished left float16's range.
+  /// Throws: argument_error on another rank, or another number of them, than it was made for; comm_error.
   template <communicator Comm>
   bool operator()(Comm& comm, void* buffer, const leaf& l) {
     detail::require_topology<Comm, Topology>();
+    whose_.check("all_reduce_plan", comm);
     detail::check_buffer("all_reduce", buffer, count_);
     detail::check_headers<Comm>("all_reduce", l, comm.size(), std::is_same_v<Topology, native>);
     header h = head_;
@@ -92,6 +117,7 @@ class all_reduce_plan {
   }
 
  private:
+  detail::planned_rank whose_;
   std::size_t count_;
   header head_;
   schedule schedule_;

@@ -13,7 +13,8 @@ inline namespace v0 {
 /// `all_reduce_plan` gives everybody. The second half may carry other elements, such as updated parameters. native{}
 /// runs as direct{}, which adds in the same order as the native all-reduce of threads.
 /// Wire:    n (P - 1) / P elements sent per rank and half.
-/// Throws:  what the topology throws; argument_error if its all-reduce has no halves; comm_error.
+/// Throws:  what the topology throws; argument_error if its all-reduce has no halves, or a rank calls it that it wasn't
+///          made for; comm_error.
 template <class Topology> class halved_plan {
   static_assert(has_owners<Topology>,
                 "heddle::halved_plan: the topology must provide all_reduce() in halves, reduce_scatter() and "
@@ -24,7 +25,7 @@ template <class Topology> class halved_plan {
   using topology_type = std::conditional_t<std::is_same_v<Topology, native>, direct, Topology>;
 
   /// @param t The topology. @param rank This rank. @param size Number of ranks. @param count Elements.
-  halved_plan(const Topology& t, int rank, int size, std::size_t count) {
+  halved_plan(const Topology& t, int rank, int size, std::size_t count) : whose_("halved_plan", rank, size) {
     const topology_type on = [&] {
       if constexpr (std::is_same_v<Topology, native>)
         return (void)t, direct{};
@@ -48,6 +49,7 @@ template <class Topology> class halved_plan {
   /// @brief The first half, in place: what this rank owns becomes final, the rest is scratch afterwards.
   /// @return Whether a value that this rank finished left float16's range.
   template <communicator Comm> bool reduce_scatter(Comm& comm, void* buffer, const leaf& l) {
+    whose_.check("halved_plan", comm);
     detail::check_buffer("reduce_scatter", buffer, count());
     detail::check_headers<Comm>("reduce_scatter", l, comm.size());
     header h = head_;
@@ -65,6 +67,7 @@ template <class Topology> class halved_plan {
   /// @brief The second half, in place: what each rank owns reaches every rank.
   template <class Element, communicator Comm> void all_gather(Comm& comm, Element* buffer) {
     static_assert(std::is_trivially_copyable_v<Element>);
+    whose_.check("halved_plan", comm);
     detail::check_buffer("all_gather", buffer, count());
     header h = head_;
     h.kind = operation_kind::all_gather;
@@ -76,6 +79,7 @@ template <class Topology> class halved_plan {
   }
 
  private:
+  detail::planned_rank whose_;
   schedule schedule_;
   header head_;
   executor reduce_, gather_;

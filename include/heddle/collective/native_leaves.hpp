@@ -39,7 +39,8 @@ class all_reduce_plan<hierarchical<Intra, Inter>, Operation> {
   /// @param t The topology. @param rank This rank. @param size Number of ranks. @param count Elements.
   /// Throws: argument_error if the topology's group is negative; what its parts throw.
   all_reduce_plan(const hierarchical<Intra, Inter>& t, int rank, int size, std::size_t count)
-      : count_(count),
+      : whose_("all_reduce_plan", rank, size),
+        count_(count),
         group_(t.group_of(size)),
         head_(detail::on_topology({operation_kind::all_reduce, dtype::other, 0, 0, 0, 1, count}, t)) {
     const int groups = t.groups(size), last = size - (groups - 1) * group_, mine = rank / group_;
@@ -71,6 +72,7 @@ class all_reduce_plan<hierarchical<Intra, Inter>, Operation> {
         has_levels<Comm> && !stream_ordered<Comm>,
         "heddle::hierarchical: with native{} in it the communicator must be one of the host that can be split, "
         "such as that of threads or MPI; see docs/collective.md");
+    whose_.check("all_reduce_plan", comm);
     detail::check_buffer("all_reduce", buffer, count_);
     header h = head_;
     h.type = l.type;
@@ -158,6 +160,7 @@ class all_reduce_plan<hierarchical<Intra, Inter>, Operation> {
     return left_range;
   }
 
+  detail::planned_rank whose_;
   std::size_t count_;
   int group_;
   header head_;
