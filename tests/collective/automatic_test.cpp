@@ -206,6 +206,30 @@ TEST_CASE("links are a table that reads back as the same value") {
     if (n + 3 < good.size()) CHECK_THROWS_AS(hd::links::parse(good.substr(0, n)), hd::file_error);
   }
   CHECK_THROWS_AS(hd::links::parse(good + "more"), hd::file_error);
+  // A refusal says where, what is allowed, and in which file.
+  const auto refused = [&](const std::string& table, const std::string& why) {
+    std::FILE* const f = std::fopen(path.c_str(), "w");
+    std::fwrite(table.data(), 1, table.size(), f);
+    std::fclose(f);
+    std::string text;
+    try {
+      hd::links::load(path);
+    } catch (const hd::file_error& e) {
+      text = e.what();
+    }
+    std::remove(path.c_str());
+    INFO(text);
+    CHECK((text.find(why) != std::string::npos && text.find(path) != std::string::npos));
+  };
+  refused("", "the end in line 1 of the table instead of heddle-links");
+  refused("heddle-links 2\n", "'2' in line 1 of the table instead of 3 or 4");
+  const auto cut = good.find("gamma");
+  refused(good.substr(0, cut + 5), "the end in line 4 of the table instead of a number");
+  std::string flipped = good;
+  flipped[cut] ^= 1;
+  refused(flipped, "'famma' in line 4 of the table instead of gamma");
+  refused(good + "more", "'more' in line 6 of the table instead of the end");
+  refused(good + std::string(10000, ' '), "too long for a table");
   hd::links bad = l;
   bad.gamma = -1;
   CHECK_THROWS_AS(hd::links::parse(bad.text()), hd::file_error);

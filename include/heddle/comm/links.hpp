@@ -158,17 +158,21 @@ struct links {
   /// @brief The table that `text` wrote, or that of version 3, which knew no `sized`.
   /// Throws: file_error on anything else.
   static links parse(std::string_view table) {
+    const std::string_view all = table;
     const auto word = [&table] {
       table.remove_prefix((std::min)(table.find_first_not_of(" \n"), table.size()));
       const std::string_view w = table.substr(0, table.find_first_of(" \n"));
       table.remove_prefix(w.size());
       return w;
     };
-    const auto refuse = [](std::string_view found, const std::string& wanted) {
-      throw file_error("heddle::links: '" + std::string(found) + "' in the table instead of " + wanted);
+    const auto refuse = [&](std::string_view found, const std::string& wanted) {
+      const auto before = all.substr(0, all.size() - table.size() - found.size());
+      const std::string line = std::to_string(1 + std::count(before.begin(), before.end(), '\n'));
+      throw file_error("heddle::links: " + (found.empty() ? "the end" : "'" + std::string(found.substr(0, 40)) + "'") +
+                       " in line " + line + " of the table instead of " + wanted);
     };
     const auto expect = [&](std::string_view what) {
-      if (const std::string_view w = word(); w != what) refuse(w, std::string(what));
+      if (const std::string_view w = word(); w != what) refuse(w, what.empty() ? "the end" : std::string(what));
     };
     const auto number = [&](auto& x) {
       const std::string_view w = word();
@@ -214,14 +218,20 @@ struct links {
     const bool written = f && std::fwrite(all.data(), 1, all.size(), f) == all.size();
     if ((f && std::fclose(f) != 0) || !written) throw file_error("heddle::links: can't write " + path);
   }
-  /// Reads a table from a file. Throws file_error.
+  /// Reads a table from a file. Throws file_error naming the file.
   static links load(const std::string& path) {
     std::FILE* const f = std::fopen(path.c_str(), "r");
     if (!f) throw file_error("heddle::links: can't read " + path);
     char some[8192];
     const std::size_t n = std::fread(some, 1, sizeof some, f);
+    const bool whole = n < sizeof some && !std::ferror(f);
     std::fclose(f);
-    return parse({some, n});
+    if (!whole) throw file_error("heddle::links: can't read " + path + ", or it is too long for a table");
+    try {
+      return parse({some, n});
+    } catch (const file_error& e) {
+      throw file_error(std::string(e.what()) + ", in " + path);
+    }
   }
 
  private:
