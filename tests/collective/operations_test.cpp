@@ -366,3 +366,32 @@ TEST_CASE("ranks that accumulate in different types are told apart") {
                                    }),
                   hd::comm_error);
 }
+
+TEST_CASE("ranks whose own types differ in size are told apart, before a byte of them is read") {
+  struct three {
+    double x[3];
+  };
+  const auto first = [](auto a, auto) { return a; };
+  const auto differ = [&](const auto& topology, std::size_t n) {
+    std::string text = "nothing";
+    try {
+      hd::threads::run({.ranks = 3, .deadline = 2s}, [&](auto& comm) {
+        if (comm.rank() == 1) {
+          std::vector<std::array<float, 2>> small(n);
+          hd::all_reduce(comm, topology, std::span(small), first);
+        } else {
+          std::vector<three> large(n);
+          hd::all_reduce(comm, topology, std::span(large), first);
+        }
+      });
+    } catch (const hd::comm_error& e) {
+      text = e.what();
+    }
+    return text;
+  };
+  for (const std::size_t n : {3u, 300u, 30000u}) {  // few for both, for one of them, for none
+    CHECK(differ(hd::native{}, n).find("element of 8 bytes") != std::string::npos);
+    CHECK(differ(hd::native{}, n).find("element of 24 bytes") != std::string::npos);
+    CHECK(differ(hd::ring{}, n).find("calls differ") != std::string::npos);
+  }
+}

@@ -164,6 +164,28 @@ TEST_CASE("ranks in other calls than native are named") {
   }
 }
 
+TEST_CASE("ranks whose own types differ in size are named before MPI reduces them") {
+  const int p = world_size();
+  if (p == 1) return;
+  struct three {
+    double x[3];
+  };
+  const auto first = [](auto a, auto) { return a; };
+  const ended e = outcome(p, settings(), [&](auto& comm) {
+    if (comm.rank() == p - 1) {
+      std::vector<std::array<float, 2>> small(100);
+      hd::all_reduce(comm, hd::native{}, std::span(small), first);
+    } else {
+      std::vector<three> large(100);
+      hd::all_reduce(comm, hd::native{}, std::span(large), first);
+    }
+    hd::barrier(comm);
+  });
+  INFO(e.text);
+  CHECK(has(e.text, "element of 8 bytes"));
+  CHECK(has(e.text, "element of 24 bytes"));
+}
+
 TEST_CASE("a rank that doesn't come to native is named") {
   const int p = world_size(), absent = p - 1;
   if (p == 1) return;

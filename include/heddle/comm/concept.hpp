@@ -106,8 +106,10 @@ inline std::string describe(const header& h, const std::string& message = {}) {
          (tag ? ", " + topology_text(tag) : std::string()) + ", reduction " + std::to_string(h.reduction) + ", call " +
          std::to_string(h.sequence) + message + ")";
 }
-inline std::string describe(const header& h, std::size_t bytes) {
-  return describe(h, ", round " + std::to_string(h.round) + ", message of " + std::to_string(bytes) + " bytes");
+// With the bytes of its message, or of its elements.
+inline std::string describe(const header& h, std::size_t bytes, bool of_element = false) {
+  const std::string what = of_element ? ", element of " : ", round " + std::to_string(h.round) + ", message of ";
+  return describe(h, what + std::to_string(bytes) + " bytes");
 }
 }  // namespace detail
 

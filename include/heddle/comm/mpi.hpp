@@ -103,7 +103,7 @@ class communicator : private detail::natives {
 
   /// @brief MPI_Iallreduce, once all ranks have told each other that they are in this call. With MPI's own type and
   /// operation where they do the same; else the leaf is an operation of MPI. Sums of 16-bit types travel as floats.
-  /// Wire:   ceil(log2 P) messages of a header and a byte, and what MPI does; 4 bytes per element for sums of 16 bits.
+  /// Wire:   ceil(log2 P) messages of a header and 8 bytes, and what MPI does; 4 bytes per element for sums of 16 bits.
   /// State:  up to 4 MiB for sums of 16-bit types.
   /// Error:  what MPI promises for the order; partial results have the element's type, of 16-bit sums float.
   /// Throws: comm_error. A process that is stopped inside makes the others end the job by MPI_Abort after the deadline.

@@ -133,6 +133,7 @@ class basic_communicator {
     const std::uint64_t call = ++world_->standings[me].calls;
     auto& mine = world_->tells(rank_, call);
     mine.head = h;
+    mine.element = l.bytes;
     mine.in = in;
     mine.out = out;
     if (few && count) std::memcpy(mine.elements, in, count * l.bytes);
@@ -142,8 +143,8 @@ class basic_communicator {
     }
     hear_all(h, call);
     for (int r = 0; r < size(); ++r) {
-      const header& theirs = world_->tells(r, call).head;
-      if (!theirs.matches(h)) mismatch(h, 0, r, heddle::detail::describe(theirs, 0));
+      if (const auto& theirs = world_->tells(r, call); !theirs.head.matches(h) || theirs.element != l.bytes)
+        mismatch(h, l.bytes, r, theirs.head, theirs.element, true);
     }
     operands_.resize(p);
     const double factor = l.average ? 1.0 / static_cast<double>(p) : 1.0;
@@ -290,9 +291,11 @@ class basic_communicator {
     throw comm_error(name_of(h.kind), known(), peer >= 0 ? world_->known(peer) : peer, text);
   }
 
-  [[noreturn]] void mismatch(const header& h, std::size_t bytes, int peer, const std::string& theirs) {
+  [[noreturn]] void mismatch(const header& h, std::size_t bytes, int peer, const header& theirs,
+                             std::size_t their_bytes, bool of_element = false) {
     const std::string text = "calls differ: rank " + name(rank_) + " is in " +
-                             heddle::detail::describe(h, bytes) + ", rank " + name(peer) + " is in " + theirs;
+                             heddle::detail::describe(h, bytes, of_element) + ", rank " + name(peer) + " is in " +
+                             heddle::detail::describe(theirs, their_bytes, of_element);
     world_->shared->fail(known(), text);
     throw comm_error(name_of(h.kind), known(), world_->known(peer), text);
   }
@@ -339,14 +342,13 @@ class basic_communicator {
       }
       const std::size_t k = b.taken++;
       const std::size_t bytes = k < b.messages.size() ? b.messages[k].bytes : 0;
-      if (!b.head.matches(h) || bytes != m.bytes) mismatch(h, m.bytes, m.peer, heddle::detail::describe(b.head, bytes));
+      if (!b.head.matches(h) || bytes != m.bytes) mismatch(h, m.bytes, m.peer, b.head, bytes);
       if (m.into) std::memcpy(m.into, b.messages[k].data, bytes);
       arrivals_.push_back({m.into ? m.into : b.messages[k].data, b.messages[k].contributors});
     }
     for (const int peer : read_) {
       auto& b = world_->between(peer, rank_);
-      if (b.taken != b.messages.size())
-        mismatch(h, 0, peer, heddle::detail::describe(b.head, b.messages[b.taken].bytes));
+      if (b.taken != b.messages.size()) mismatch(h, 0, peer, b.head, b.messages[b.taken].bytes);
     }
   }
 

@@ -109,7 +109,7 @@ class natives : public rounds {
  public:
   // See has_native_all_reduce.
   bool reduce(const header& h, const void* in, void* out, std::size_t count, const leaf& l) {
-    agree(h);
+    agree(h, l.bytes);
     own();
     const double factor = l.average ? 1.0 / size() : 1.0;
     const bool sums = adds(l);
@@ -135,7 +135,7 @@ class natives : public rounds {
       for (const std::size_t c : counts) n += c;
       return reduce(h, data, data, n, l);
     }
-    agree(h);
+    agree(h, l.bytes);
     const auto run_as = [&](MPI_Datatype type, MPI_Op op) {
       const MPI_Comm comm = own();
       complete(h, true, "MPI_Ireduce_scatter", [&](MPI_Request* r) {
@@ -153,7 +153,7 @@ class natives : public rounds {
     return own.left_range();
   }
   void gather(const header& h, void* data, std::span<const std::size_t> counts, std::size_t bytes) {
-    agree(h);
+    agree(h, bytes);
     const MPI_Comm comm = own();
     MPI_Datatype element = MPI_DATATYPE_NULL;
     MPI_Type_contiguous(static_cast<int>(bytes), MPI_BYTE, &element);
@@ -190,7 +190,7 @@ class natives : public rounds {
 
   // The session of a part of the ranks.
   std::shared_ptr<session> part(int color, int key) {
-    agree({.kind = operation_kind::control, .count = 2});
+    agree({.kind = operation_kind::control, .count = 2}, 0);
     const MPI_Comm parent = own();
     auto held = session_->enter();
     MPI_Comm made = MPI_COMM_NULL;
@@ -206,14 +206,17 @@ class natives : public rounds {
     return channel_->own;
   }
 
-  // After it all ranks are known to be in this call; MPI's collectives could not tell who isn't.
-  void agree(header h) {
-    const std::byte sent{};
-    std::byte received{};
+  // After it all ranks are known to be in this call, with elements of as many bytes; MPI's collectives could not tell
+  // who isn't.
+  void agree(header h, std::size_t element) {
+    const std::uint64_t mine = element;
+    std::uint64_t theirs = 0;
     for (int reach = 1; reach < size(); reach *= 2) {
-      const outgoing out{(rank() + reach) % size(), &sent, 1, 1};
-      const incoming in{(rank() - reach + size()) % size(), &received, 1};
-      run(h, std::span(&out, 1), std::span(&in, 1), [](std::span<const arrival>) {});
+      const outgoing out{(rank() + reach) % size(), &mine, sizeof mine, 1};
+      const incoming in{(rank() - reach + size()) % size(), &theirs, sizeof theirs};
+      run(h, std::span(&out, 1), std::span(&in, 1), [&](std::span<const arrival>) {
+        if (theirs != mine) mismatch(h, element, in.peer, {h, theirs}, true);
+      });
       ++h.round;
     }
   }

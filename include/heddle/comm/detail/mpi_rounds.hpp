@@ -57,6 +57,15 @@ class rounds : public pending {
  protected:
   using pending::pending;
 
+  [[noreturn]] void mismatch(const header& h, std::size_t bytes, int peer, const label& theirs,
+                             bool of_element = false) {
+    const std::string text = "calls differ: rank " + std::to_string(rank()) + " is in " +
+                             describe(h, bytes, of_element) + ", rank " + std::to_string(peer) + " is in " +
+                             describe(theirs.head, static_cast<std::size_t>(theirs.bytes), of_element);
+    session_->fail(rank(), text);
+    throw comm_error(heddle::name_of(h.kind), rank(), peer, text);
+  }
+
  private:
   struct announcement {  // of the first long message of a peer in a call, before its round
     std::uint8_t round;
@@ -308,14 +317,6 @@ class rounds : public pending {
     std::memcpy(&theirs, said, sizeof theirs);
     if (theirs.head.matches(h) && theirs.bytes == bytes && fits) return theirs;
     mismatch(h, bytes, peer, theirs);
-  }
-
-  [[noreturn]] void mismatch(const header& h, std::size_t bytes, int peer, const label& theirs) {
-    const std::string text = "calls differ: rank " + std::to_string(rank()) + " is in " +
-                             describe(h, bytes) + ", rank " + std::to_string(peer) + " is in " +
-                             describe(theirs.head, static_cast<std::size_t>(theirs.bytes));
-    session_->fail(rank(), text);
-    throw comm_error(heddle::name_of(h.kind), rank(), peer, text);
   }
 
   static constexpr std::size_t cached = 393216, whole = 64 * 3 * 5 * 7;

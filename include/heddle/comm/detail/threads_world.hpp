@@ -48,6 +48,7 @@ struct world {
   struct alignas(64) told {
     std::atomic<std::uint64_t> call{0};  // which call this belongs to; the first is 1
     heddle::header head;
+    std::size_t element = 0;  // its bytes: types of users are told apart by no more
     const void* in = nullptr;
     void* out = nullptr;
     alignas(64) std::byte elements[few_bytes];
