@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <heddle/core/error.hpp>
+
 #include "catch.hpp"
 
 #include <cstdlib>
@@ -16,3 +18,14 @@ struct folder {
   ~folder() { std::system(("rm -rf " + std::string(path)).c_str()); }
   std::string operator/(const std::string& name) const { return std::string(path) + "/" + name; }
 };
+
+// What a call says that goes wrong.
+template <class Function> std::string message_of(Function f) {
+  try {
+    f();
+  } catch (const heddle::error& e) {
+    return e.what();
+  }
+  return "nothing was thrown";
+}
+inline bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }

@@ -26,7 +26,6 @@ using keys_type = std::vector<std::uint64_t>;
 using floats = std::vector<float>;
 using table_type = hd::sparse_table<std::uint64_t, hd::row<dim>, hd::rule::adagrad>;
 
-// A folder that goes away with what is in it.
 // Numbers from a seed.
 std::uint64_t word(std::uint64_t seed, std::uint64_t i) {
   const auto b = hd::philox(seed, 77, i);
@@ -54,15 +53,6 @@ std::string content(const std::string& path) {
   return all.str();
 }
 void write(const std::string& path, const std::string& all) { std::ofstream(path, std::ios::binary) << all; }
-template <class Function> std::string message_of(Function f) {
-  try {
-    f();
-  } catch (const hd::error& e) {
-    return e.what();
-  }
-  return "nothing was thrown";
-}
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 }  // namespace
 
 TEST_CASE("mixing is a bijection, and the arithmetic of shards goes past 2^32 rows") {
@@ -445,6 +435,36 @@ TEST_CASE("a bound drops the same rows before and after a restart") {
   CHECK(train(t, 40) == train(u, 40));
   CHECK(t.checksum() == u.checksum());
   CHECK_THROWS_AS((bounded({.eviction = {.bytes = 8000}, .shard_bits = 1})), hd::argument_error);
+}
+
+namespace {
+// A full file and its deltas are the table, with what the eviction knows of each row.
+template <class Eviction> void deltas_of(const Eviction& eviction) {
+  using kept =
+      hd::sparse_table<std::uint64_t, hd::row<dim>, hd::rule::sum, hd::initial::uniform, hd::admit::always, Eviction>;
+  const folder dir;
+  kept t({.eviction = eviction, .shard_bits = 1}), u({.eviction = eviction, .shard_bits = 1});
+  std::size_t gone = 0;
+  for (std::uint64_t round = 0; round < 40; ++round) {
+    gone += t.push(some_keys(round, 50, 1000), gradients(round, 50)).gone.size();
+    t.advance();
+    if constexpr (hd::expiring_eviction<Eviction>) gone += t.evict().size();
+    if (round == 20) t.save(dir / "t"), u.load(dir / "t");
+    if (round <= 20 || round % 3 != 0) continue;
+    t.save_delta(dir / "d");
+    u.load_delta(dir / "d");
+    INFO("round " << round);
+    CHECK(t.checksum() == u.checksum());
+  }
+  CHECK(gone > 20);
+}
+}  // namespace
+
+TEST_CASE("deltas hold what an eviction has counted down") {
+  deltas_of(hd::evict::lfu{.bytes = 15000});
+  deltas_of(hd::evict::lru{.bytes = 15000});
+  deltas_of(hd::evict::score{.decay = 0.7f, .nonclick = 1.0f, .click_weight = 2.0f, .threshold = 0.1f, .ticks = 99});
+  deltas_of(hd::evict::ttl{.ticks = 9});
 }
 
 TEST_CASE("the counting Bloom filter admits never late, and early at the stated rate") {

@@ -395,7 +395,8 @@ class sparse_table {
   void enforce_bound(shard& s, report& r) {
     if constexpr (bounded_eviction<Eviction>) {
       const std::size_t part = (settings_.eviction.bytes >> settings_.shard_bits) / (record_bytes + 7);
-      for (const std::uint32_t row : s.lowest(settings_.eviction, (std::max<std::size_t>)(1, part))) {
+      const std::uint32_t epoch = epoch_.load(std::memory_order_relaxed);
+      for (const std::uint32_t row : s.lowest(settings_.eviction, (std::max<std::size_t>)(1, part), epoch)) {
         r.gone.push_back(key_of(s.rows.mixed(row)));
         drop(s, row);
         ++r.evicted;

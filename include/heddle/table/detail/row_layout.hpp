@@ -28,6 +28,15 @@ template <class Row, class Rule, class Eviction> struct row_layout {
     std::memcpy(&s, p + 8, 4);
     return s;
   }
+  // What an eviction says of a row's statistics. Where asking has changed them, the row has changed in this epoch.
+  template <class Ask> static auto judge(std::byte* p, std::uint32_t epoch, Ask ask) noexcept {
+    std::uint32_t* const w = statistics(p);
+    std::uint32_t former[words];
+    std::memcpy(former, w, sizeof former);
+    const auto said = ask(w);
+    if (std::memcmp(former, w, sizeof former) != 0) stamp(p, epoch);
+    return said;
+  }
   template <class Initial>
   HEDDLE_HD static void begin(const Rule& rule, const Initial& initial, std::byte* p, std::uint64_t seed,
                               std::uint32_t table, std::uint64_t key) noexcept {

@@ -58,13 +58,15 @@ template <class Layout, class Admission> struct alignas(64) shard {
   }
   // If it has more rows than `most`: those of lowest rank, so many that seven eighths of `most` are left. Of equal rank
   // those of lower mixed keys go, since rows have other numbers after loading.
-  template <class Eviction> std::vector<std::uint32_t> lowest(const Eviction& eviction, std::size_t most) {
+  template <class Eviction>
+  std::vector<std::uint32_t> lowest(const Eviction& eviction, std::size_t most, std::uint32_t epoch) {
     std::vector<std::uint32_t> out;
     if (rows.size() <= most) return out;
     std::vector<std::tuple<std::uint32_t, std::uint64_t, std::uint32_t>> ranks;
     ranks.reserve(rows.size());
     rows.for_each([&](std::uint32_t row, std::byte* p) {
-      ranks.emplace_back(eviction.rank(Layout::statistics(p), steps), rows.mixed(row), row);
+      const auto rank = Layout::judge(p, epoch, [&](std::uint32_t* w) { return eviction.rank(w, steps); });
+      ranks.emplace_back(rank, rows.mixed(row), row);
     });
     const auto end = ranks.begin() + static_cast<std::ptrdiff_t>(ranks.size() - (most - most / 8));
     std::nth_element(ranks.begin(), end - 1, ranks.end());

@@ -82,8 +82,10 @@ template <class Table> struct table_service {
                   "heddle::sparse_table: evict() needs an Eviction whose rows expire");
     t.each_locked([&](shard& s) {
       if (of.known_to(s)) return;
+      const std::uint32_t epoch = t.epoch_.load(std::memory_order_relaxed);
       s.rows.for_each([&](std::uint32_t row, std::byte* p) {
-        if (!t.settings_.eviction.expired(layout::statistics(p), t.now())) return;
+        const auto expired = [&](std::uint32_t* w) { return t.settings_.eviction.expired(w, t.now()); };
+        if (!layout::judge(p, epoch, expired)) return;
         r.gone.push_back(Table::key_of(s.rows.mixed(row)));
         t.drop(s, row);
         ++r.evicted;
