@@ -13,6 +13,7 @@
 #include "rank_check.hpp"
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <future>
@@ -625,10 +626,82 @@ TEST_CASE("files of servers are loaded on any number of them: full, deltas, serv
   }
 }
 
+namespace {
+// What two servers have saved, as one table: its checksum.
+std::uint64_t loaded(const std::string& full, const std::vector<std::string>& deltas) {
+  table_type t(how<table_type>());
+  t.load(hd::files_of_servers(full, 2));
+  for (const std::string& delta : deltas)
+    for (const std::string& file : hd::files_of_servers(delta, 2)) t.load_delta(file);
+  return t.checksum();
+}
+}  // namespace
+
+TEST_CASE("deltas go on where servers have started again, and hold then all rows") {
+  const folder dir;
+  const hd::threads::meeting_place place(3);
+  servers<table_type> s(place, {.servers = 2, .path = dir / "own"});
+  std::vector<std::uint64_t> sums;
+  std::vector<std::string> deltas;
+  const auto errors = work(place, 2, 1, none, [&](int, client& c) {
+    table_type oracle(how<table_type>());
+    const auto both = [&](auto f) { f(c), f(oracle); };
+    for (int step = 0; step < 5; ++step)
+      both([&](auto& t) { t.push(keys_of(0, step), floats(40 * dim, 1.0f), {.lr = 0.1f}); });
+    c.save(dir / "f");  // of itself also what a next life begins with
+    for (int n = 1; n <= 6; ++n) {
+      both([&](auto& t) {
+        t.erase(keys_of(0, n, 10));
+        t.push(keys_of(0, 10 + n), floats(40 * dim, 1.0f), {.lr = 0.1f});
+      });
+      if (n == 4) c.save();
+      if (n == 2 || n == 4 || n == 5) s.kill(n % 2);
+      c.save_delta(dir / ("f." + std::to_string(n)));
+      deltas.push_back(dir / ("f." + std::to_string(n)));
+      sums.push_back(oracle.checksum());
+    }
+    c.finish();
+  });
+  CHECK(errors == std::vector<std::string>{});
+  s.stop();
+  REQUIRE(sums.size() == 6);
+  for (std::size_t n = 1; n <= deltas.size(); ++n)
+    CHECK(loaded(dir / "f", {deltas.begin(), deltas.begin() + static_cast<std::ptrdiff_t>(n)}) == sums[n - 1]);
+
+  using hd::detail::file_kind;
+  const auto kind = [&](const char* file) { return hd::detail::table_reader(dir / file).head().kind; };
+  CHECK(kind("f.1-0") == file_kind::delta);
+  CHECK(kind("f.2-0") == file_kind::whole);
+  CHECK(kind("f.2-1") == file_kind::delta);
+  CHECK(kind("f.3-0") == file_kind::delta);
+  CHECK(kind("f.5-1") == file_kind::whole);
+  // It needs none of those before it; those behind need it; none of them comes twice or later.
+  table_type part(hd::settings_of_server(how<table_type>(), 0, 2));
+  part.load(dir / "f-0");
+  CHECK(has(message_of([&] { part.load_delta(dir / "f.3-0"); }), "it is delta 3, where delta 1 is due"));
+  part.load_delta(dir / "f.2-0");
+  part.load_delta(dir / "f.3-0");
+  const std::uint64_t sum = part.checksum();
+  for (const char* former : {"f.1-0", "f.2-0", "f.3-0"}) CHECK_THROWS_AS(part.load_delta(dir / former), hd::file_error);
+  CHECK(has(message_of([&] { part.load(dir / "f.2-0"); }), "it is a delta"));
+  CHECK(part.checksum() == sum);
+
+  // Where no save is, nothing goes on.
+  std::remove((dir / "own0").c_str());
+  const hd::threads::meeting_place anew(3);
+  servers<table_type> t(anew, {.servers = 2, .path = dir / "own"});
+  CHECK(work(anew, 2, 1, none, [&](int, client& c) {
+          RANK_CHECK_THROWS_AS(c.save_delta(dir / "f.7"), hd::argument_error);
+          c.finish();
+        }).empty());
+  t.stop();
+}
+
 TEST_CASE("a file that can't be written fails the call alone") {
   const folder dir;
   const hd::threads::meeting_place place(3);
   servers<table_type> s(place, {.servers = 2, .path = dir / "own"});
+  std::uint64_t sum = 0;
   const auto errors = work(place, 2, 1, none, [&](int, client& c) {
     c.push(keys_of(0, 0), floats(40 * dim, 1.0f), {.lr = 0.1f});
     RANK_CHECK_THROWS_AS(c.save_delta(dir / "d"), hd::argument_error);  // of what?
@@ -638,17 +711,21 @@ TEST_CASE("a file that can't be written fails the call alone") {
     RANK_CHECK_THROWS_AS(c.save_delta(dir / "d"), hd::argument_error);
     c.save(dir / "f");
     c.save_delta(dir / "f.1");
-    const std::size_t size = c.size();
-    c.save();
-    s.kill(0);
-    RANK_CHECK_THROWS_AS(c.save_delta(dir / "f.2"), hd::argument_error);  // a new life knows of no file
-    RANK_CHECK(c.size() == size);
-    c.save(dir / "g");
-    c.save_delta(dir / "g.1");
+    // Of one call a server has written its part and another hasn't: the next one needs neither.
+    std::filesystem::create_directory(dir / "f.2-1.tmp");
+    c.push(keys_of(0, 1), floats(40 * dim, 1.0f), {.lr = 0.1f});
+    RANK_CHECK_THROWS_AS(c.save_delta(dir / "f.2"), hd::file_error);
+    c.erase(keys_of(0, 0, 5));
+    c.save_delta(dir / "f.3");
+    c.push(keys_of(0, 2), floats(40 * dim, 1.0f), {.lr = 0.1f});
+    c.save_delta(dir / "f.4");
+    sum = c.checksum();
     c.finish();
   });
   CHECK(errors == std::vector<std::string>{});
   s.stop();
+  CHECK(sum != 0);
+  CHECK(loaded(dir / "f", {dir / "f.1", dir / "f.3", dir / "f.4"}) == sum);
 
   using plain = hd::sparse_table<std::uint64_t, hd::row<dim>, hd::rule::adagrad, hd::initial::uniform,
                                  hd::admit::always, hd::evict::ttl, hd::guard::reject, hd::changes::untracked>;

@@ -6,6 +6,7 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,10 +21,7 @@ namespace heddle_test {
 struct folder {
   char path[32] = "/tmp/heddle_XXXXXX";
   folder() { REQUIRE(mkdtemp(path)); }
-  ~folder() {
-    for (int i = 0; i < 8; ++i) unlink(file(i).c_str());
-    rmdir(path);
-  }
+  ~folder() { std::filesystem::remove_all(path); }
   std::string file(int i) const { return std::string(path) + "/" + std::to_string(i); }
   std::vector<std::string> addresses(int ranks) const {
     std::vector<std::string> a;

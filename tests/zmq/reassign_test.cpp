@@ -40,10 +40,7 @@ struct job {
     for (std::uint64_t i = 0; i < records; ++i) file.write(reinterpret_cast<const char*>(&i), sizeof i);
     REQUIRE(file.flush());
   }
-  ~job() {
-    munmap(pushed, 4096);
-    for (const std::string& p : parts) unlink((p + ".tmp").c_str());
-  }
+  ~job() { munmap(pushed, 4096); }
   hd::messenger_options quick() const {
     hd::messenger_options o;
     o.beat = 20ms;

@@ -35,15 +35,11 @@ struct job {
   std::chrono::nanoseconds silence = 2s;
   heddle_test::folder dir{};
   std::vector<std::string> addresses = dir.addresses(servers + workers);
-  // The last names in the folder, which it removes.
   std::vector<std::string> paths{dir.file(6), dir.file(7)};
   std::atomic<int>* done = static_cast<std::atomic<int>*>(
       mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));  // of each worker: steps, lives
 
-  ~job() {
-    munmap(done, 4096);
-    for (const std::string& p : paths) unlink((p + ".tmp").c_str());
-  }
+  ~job() { munmap(done, 4096); }
   hd::messenger_options quick() const {
     hd::messenger_options o;
     o.beat = 20ms;
@@ -91,7 +87,13 @@ void serve(const job& j, int rank) {
   server.run();
 }
 
-void work(const job& j, int w) {
+// The file of a moment, if there is one: first a full one, then deltas.
+constexpr int first_file = 6, files_every = 3;
+bool is_saved(int step) { return step >= first_file && (step - first_file) % files_every == 0; }
+std::string file_of(const job& j, int step) { return j.dir.file(1000 + step); }
+
+// `saves`: worker 0 has files written.
+void work(const job& j, int w, bool saves = false) {
   hd::zmq::messenger m(j.quick(), j.servers + w, j.addresses);
   hd::worker_options o;
   o.servers = j.servers;
@@ -102,6 +104,7 @@ void work(const job& j, int w) {
   std::vector<float> rows(keys_per_step * dim);
   for (int s = static_cast<int>(t.pushed_before()); s < steps; ++s) {
     const auto k = keys_of(w, s);
+    if (saves && w == 0 && is_saved(s)) s == first_file ? t.save(file_of(j, s)) : t.save_delta(file_of(j, s));
     t.pull(k, rows);
     change(t, w, s, rows);
     j.done[w] = s + 1;
@@ -110,10 +113,11 @@ void work(const job& j, int w) {
   t.finish();
 }
 
-// The same training without servers.
-std::uint64_t reference() {
+// The same training without servers. `sums`: takes the table's checksum before each step.
+std::uint64_t reference(std::vector<std::uint64_t>* sums = nullptr) {
   table_type t(how);
   for (int s = 0; s < steps; ++s) {
+    if (sums) sums->push_back(t.checksum());
     std::vector<std::vector<float>> rows;
     for (int w = 0; w < workers; ++w) {
       rows.emplace_back(keys_per_step * dim);
@@ -170,6 +174,45 @@ TEST_CASE("servers killed at twenty moments leave the table of an undisturbed ru
   if (!pauses.empty())
     std::printf("%d servers killed; work went on after %.3f s (median), %.3f s (most)\n", kills,
                 pauses[pauses.size() / 2], pauses.back());
+}
+
+TEST_CASE("servers are killed while deltas are saved, and full file and deltas are each moment's table") {
+  std::vector<std::uint64_t> sums;
+  reference(&sums);
+  int whole = 0, kills = 0;
+  for (std::uint64_t run = 0; run < 4; ++run) {
+    INFO("run " << run);
+    const job j;
+    std::vector<std::optional<process>> at(2);
+    const auto start = [&](std::size_t k) { at[k].emplace([&, k] { serve(j, static_cast<int>(k)); }); };
+    for (std::size_t k = 0; k < at.size(); ++k) start(k);
+    process first([&] { work(j, 0, true); }), second([&] { work(j, 1); });
+    while (j.done[0] < first_file && !first.ended()) std::this_thread::sleep_for(500us);  // then it begins to save
+    for (std::uint64_t n = 0; n < 6; ++n) {
+      const auto dice = hd::philox(19, run, n);
+      std::this_thread::sleep_for(std::chrono::microseconds(dice.word[0] % 50'000));
+      if (first.ended() || second.ended()) break;
+      at[dice.word[1] % 2]->send(SIGKILL);
+      ++kills;
+      start(dice.word[1] % 2);
+    }
+    CHECK(first.wait() == 0);
+    CHECK(second.wait() == 0);
+    for (auto& s : at) CHECK(s->wait() == 0);
+    table_type t(how);
+    t.load(hd::files_of_servers(file_of(j, first_file), j.servers));
+    CHECK(t.checksum() == sums[first_file]);
+    for (int s = first_file + files_every; s < steps; s += files_every) {
+      INFO("step " << s);
+      for (const std::string& file : hd::files_of_servers(file_of(j, s), j.servers)) {
+        t.load_delta(file);
+        whole += hd::detail::table_reader(file).head().kind == hd::detail::file_kind::whole;
+      }
+      CHECK(t.checksum() == sums[static_cast<std::size_t>(s)]);
+    }
+  }
+  CHECK(kills > 10);
+  CHECK(whole > 2);
 }
 
 TEST_CASE("a worker that is killed and replaced goes on where it was, and the table is the same") {

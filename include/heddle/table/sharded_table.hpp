@@ -180,14 +180,18 @@ template <class Table, messenger Messenger> class sharded_table {
   /// @name Files
   /// Every server writes its part, with all that this worker has pushed, beside training, where it runs: the names are
   /// those of `files_of_servers(path, servers)`, which `sparse_table::load` takes together, on any number of servers.
-  /// Throws: file_error, argument_error: a server can't; others may have written their parts. A server that has started
-  /// again saves no delta before all were saved whole.
+  /// Throws: file_error, argument_error: a server can't; others may have written their parts.
   /// @{
 
   /// See `sparse_table::save`.
   void save(const std::string& path) { write(op::full, "save", path); }
-  /// See `sparse_table::save_delta`.
-  void save_delta(const std::string& path) { write(op::delta, "save_delta", path); }
+  /// See `sparse_table::save_delta`. Behind one that has failed, and of a server that has started again, a delta holds
+  /// all rows, and is loaded in its place like any other.
+  void save_delta(const std::string& path) {
+    const bool whole = delta_failed_.exchange(true);
+    write(op::delta, "save_delta", std::string(whole, '\0') + path);
+    delta_failed_ = false;
+  }
   /// See `sparse_table::save_serving`.
   template <class Weight = float> void save_serving(const std::string& path) {
     write(op::serving, "save_serving", row<dim, Weight>::type_name() + std::string(1, '\0') + path);
@@ -415,6 +419,7 @@ template <class Table, messenger Messenger> class sharded_table {
   typename Table::settings settings_;
   worker_options options_;
   std::uint64_t pushes_ = 0, rejected_ = 0, cache_hits_ = 0, unreported_ = 0;
+  std::atomic<bool> delta_failed_{false};
   detail::hot_rows<key_type, dim> cache_;
   std::vector<std::uint32_t> place_of_;
   detail::gathered_push<key_type, dim, Guard> gathered_;

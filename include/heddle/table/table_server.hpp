@@ -311,7 +311,7 @@ template <class Table, messenger Messenger> class table_server {
   void begin_save() {
     save_due_ = false;
     since_save_ = 0;
-    table_.begin_save(workers_, options_.path);
+    table_.begin_save(workers_);
   }
   // A file is there, or not: who has waited for it learns it, or it throws. Returns why a save isn't there.
   std::string end_writing() {

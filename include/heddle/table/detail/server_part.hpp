@@ -13,8 +13,6 @@
 #include <string>
 #include <vector>
 
-#include <unistd.h>
-
 namespace heddle {
 inline namespace v0 {
 namespace detail {
@@ -46,10 +44,8 @@ template <class Table> class server_part {
   static constexpr std::uint32_t served = 0x3fff, whole = 0x4000, presence = 0x8000;
 
  public:
-  // @param path Where a save may be, which is loaded; may be empty.
-  server_part(Table& table, const std::string& path) : table_(&table) {
-    if (!path.empty() && ::access(path.c_str(), F_OK) == 0) files::load_aside(table, path);
-  }
+  // @param path Where its saves go; one that is there is loaded. May be empty.
+  server_part(Table& table, const std::string& path) : table_(&table) { files::load_aside(table, path); }
   // What the table knows of its workers; from then on it is this server's.
   void recall(server_workers& workers) {
     for (std::uint32_t w = 0; w < workers.size(); ++w) {
@@ -128,19 +124,21 @@ template <class Table> class server_part {
       weight = path.substr(0, path.find('\0'));
       path.erase(0, weight.size() + 1);
     }
+    const bool alone = what == op::delta && path.starts_with('\0');
+    if (alone) path.erase(0, 1);
     path = files_of_servers(path, servers)[static_cast<std::size_t>(server)];
-    writing_.start([t = table_, what, path, weight] {
+    writing_.start([t = table_, what, path, weight, alone] {
       if (what == op::full) return t->save(path);
       if (what == op::serving) return service::save_serving(*t, weight, path);
       if (what == op::text) return t->export_text(path);
-      if constexpr (Table::tracks_changes) return t->save_delta(path);
+      if constexpr (Table::tracks_changes) return files::save_delta(*t, path, alone);
       throw argument_error("heddle::table_server: save_delta needs a table of changes::tracked");
     });
   }
   // Begins a save of this part, which has at least what is applied now.
-  void begin_save(server_workers& workers, const std::string& path) {
+  void begin_save(server_workers& workers) {
     for (server_worker& w : workers) w.in_save = w.applied;
-    writing_.start([t = table_, path] { files::save_aside(*t, path); });
+    writing_.start([t = table_] { files::save_aside(*t); });
   }
   bool writes() const noexcept { return writing_.busy(); }
   bool has_written() const noexcept { return writing_.busy() && writing_.ready(); }

@@ -18,8 +18,8 @@ namespace heddle {
 inline namespace v0 {
 namespace detail {
 
-// What a file of a table holds.
-enum class file_kind : std::uint32_t { full = 1, delta = 2, serving = 3 };
+// What a file of a table holds. whole: all rows, as a delta that needs none of those before it.
+enum class file_kind : std::uint32_t { full = 1, delta = 2, serving = 3, whole = 4 };
 
 // The first bytes of a file: what the rows are, so that a wrong table can't load them.
 struct table_header {

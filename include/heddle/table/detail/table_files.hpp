@@ -18,6 +18,8 @@
 #include <mutex>
 #include <span>
 
+#include <unistd.h>
+
 namespace heddle {
 inline namespace v0 {
 namespace detail {
@@ -29,7 +31,18 @@ struct save_chain {
   };
   std::vector<link> loaded;  // what the rows came from
   bool own = false;          // they came from one file that holds what the table holds, so a delta may follow it
+  bool whole = false;        // which rows are in it nobody knows any more, so the next delta has to hold all
   std::uint32_t saved = 0;   // epochs up to this one are in it
+  std::string aside;         // where a server keeps its save, and beside it the link, for its next life; may be empty
+
+  std::string link_file() const { return aside + ".chain"; }
+  // Before a delta is written, lest a next life gives another one its number.
+  void keep(link l) const {
+    if (aside.empty()) return;
+    archive_writer out;
+    out.put(l);
+    out.write(link_file());
+  }
 };
 
 template <class Table> struct table_files {
@@ -122,6 +135,12 @@ template <class Table> struct table_files {
   }
 
   static void write(Table& t, const std::string& path, table_header h, std::uint32_t after) {
+    const bool full = h.kind == file_kind::full;
+    if (full && !t.chain_.aside.empty()) {  // no link without a save, or it would be that of a former table
+      std::remove(t.chain_.link_file().c_str());
+      if (::access(t.chain_.aside.c_str(), F_OK) != 0) write_aside(t);
+    }
+    if (!full) t.chain_.keep({h.base, h.number});
     t.logging_.store(true, std::memory_order_relaxed);
     // Under no lock: a push that still reads the former epoch holds its shard's lock, which is taken below.
     const std::uint32_t cut = t.epoch_.fetch_add(1);
@@ -132,10 +151,10 @@ template <class Table> struct table_files {
     }
     t.chain_.saved = cut;
     t.chain_.own = true;
-    if (h.kind == file_kind::full)
-      t.chain_.loaded = {{sum, 0}};
-    else
-      t.chain_.loaded[0].number = h.number;
+    t.chain_.whole = false;
+    if (!full) return void(t.chain_.loaded[0].number = h.number);
+    t.chain_.loaded = {{sum, 0}};
+    t.chain_.keep(t.chain_.loaded[0]);
   }
 
   static void save(Table& t, const std::string& path) {
@@ -143,26 +162,40 @@ template <class Table> struct table_files {
     write(t, path, header(t, file_kind::full), 0);
   }
   // A full save that no delta follows: those of others go on behind the file that they belong to.
-  static void save_aside(Table& t, const std::string& path) {
+  static void save_aside(Table& t) {
     const std::lock_guard lock(t.saving_);
-    table_header h = header(t, file_kind::full);
-    write_shards(t, path, h, 0);
+    write_aside(t);
   }
+  static void write_aside(Table& t) {
+    table_header h = header(t, file_kind::full);
+    write_shards(t, t.chain_.aside, h, 0);
+  }
+  // Loads such a save, if there is one; deltas go on where a former life has left them.
   static void load_aside(Table& t, const std::string& path) {
-    load(t, std::span(&path, 1));
+    if (path.empty()) return;
+    const bool saved = ::access(path.c_str(), F_OK) == 0;
+    if (saved) load(t, std::span(&path, 1));
     t.chain_ = {};
     t.logging_.store(false);
+    t.chain_.aside = path;
+    const std::string kept = t.chain_.link_file();
+    if (!saved) return void(std::remove(kept.c_str()));
+    if (::access(kept.c_str(), F_OK) != 0) return;
+    t.chain_.loaded = {archive_reader(kept).get<save_chain::link>()};
+    t.chain_.own = t.chain_.whole = true;
   }
 
-  static void save_delta(Table& t, const std::string& path) {
+  // `whole`: it needs none of those before it.
+  static void save_delta(Table& t, const std::string& path, bool whole = false) {
     static_assert(Table::tracks_changes, "heddle::sparse_table: save_delta needs changes::tracked");
     const std::lock_guard lock(t.saving_);
     if (!t.chain_.own)
       throw argument_error("heddle::sparse_table: save_delta: no full file of these rows was saved or loaded before");
-    table_header h = header(t, file_kind::delta);
+    t.chain_.whole |= whole;
+    table_header h = header(t, t.chain_.whole ? file_kind::whole : file_kind::delta);
     h.base = t.chain_.loaded[0].base;
     h.number = t.chain_.loaded[0].number + 1;
-    write(t, path, h, t.chain_.saved);
+    write(t, path, h, t.chain_.whole ? 0 : t.chain_.saved);
   }
 
   template <class Weight> static void save_serving(const Table& t, const std::string& path) {
@@ -233,7 +266,7 @@ template <class Table> struct table_files {
   }
 
   static void check_kind(const Table& t, const table_reader& file, bool delta) {
-    const bool is_delta = file.head().kind == file_kind::delta;
+    const bool is_delta = file.head().kind == file_kind::delta || file.head().kind == file_kind::whole;
     if (is_delta != delta) file.refuse(is_delta ? "it is a delta, where a full file is expected" : "it is no delta");
     const std::string different = difference(file.head(), header(t, file.head().kind));
     if (!different.empty()) file.refuse(different);
@@ -283,7 +316,8 @@ template <class Table> struct table_files {
       if (l.base == file.head().base) link = &l;
     }
     if (link == nullptr) file.refuse("the full file that it belongs to isn't what was loaded");
-    if (file.head().number != link->number + 1)
+    const bool whole = file.head().kind == file_kind::whole;
+    if (whole ? file.head().number <= link->number : file.head().number != link->number + 1)
       file.refuse("it is delta " + std::to_string(file.head().number) + ", where delta " +
                   std::to_string(link->number + 1) + " is due");
     // Nothing changes before all of it is read once, into shards that are thrown away. Its rows have the epoch of what
@@ -294,7 +328,13 @@ template <class Table> struct table_files {
     });
     file.each_section([&](std::uint32_t id, byte_reader in) {
       if (id < t.settings_.first_shard || id >= t.settings_.last_shard) return;
-      read_shard(t, id, t.held_->shards[id - t.settings_.first_shard], t.held_->memory, in, t.chain_.saved, true);
+      shard& s = t.held_->shards[id - t.settings_.first_shard];
+      if (whole) {
+        s.rows.for_each([&](std::uint32_t row, std::byte*) { s.rows.erase(row, t.settings_.shard_bits); });
+        s.steps = 0;
+        s.applied.clear();
+      }
+      read_shard(t, id, s, t.held_->memory, in, t.chain_.saved, true);
     });
     link->number = file.head().number;
     t.now_.store((std::max)(t.now(), file.head().now));
