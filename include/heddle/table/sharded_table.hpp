@@ -134,7 +134,7 @@ template <class Table, messenger Messenger> class sharded_table {
     if (options_.gather <= 1 || gathered_.keys() >= options_.gather) send_gathered();
   }
 
-  /// @brief Drops rows. @param keys Any. @return How many there were; see `unreported`.
+  /// @brief Drops rows. @param keys Any. @return How many there were.
   std::size_t erase(std::span<const key_type> keys) {
     std::vector<std::vector<key_type>> of(static_cast<std::size_t>(options_.servers));
     for (const key_type k : keys)
@@ -143,17 +143,11 @@ template <class Table, messenger Messenger> class sharded_table {
   }
   /// Lets a tick pass on every server, as `sparse_table::advance` does.
   void advance() { change(op::advance, "advance"); }
-  /// @brief Drops the rows that have expired on all servers. @return Their keys; see `unreported`.
+  /// @brief Drops the rows that have expired on all servers. @return Their keys.
   std::vector<key_type> evict() {
     static_assert(expiring_eviction<decltype(Table::settings::eviction)>,
                   "heddle::sharded_table: evict() needs an Eviction whose rows expire");
     return change(op::evict, "evict").keys;
-  }
-  /// Calls of erase and evict that could not return all that went, since a server had saved it, and died before it said
-  /// so. The rows are gone all the same.
-  std::uint64_t unreported() const {
-    const std::lock_guard lock(net_.mutex());
-    return unreported_;
   }
 
   /// @brief f(row_view) for each row, a server and a shard after the other; f may call this object. A shard is as of
@@ -327,14 +321,11 @@ template <class Table, messenger Messenger> class sharded_table {
     net_.send_posted();
     changed out;
     if (what == op::advance) return out;
-    bool unknown = false;
     for (const auto& said : net_.command(lock, op::outcome, name, 0, options_.servers)) {
       detail::byte_reader in(said.data(), said.size(), "what a change has done");
       out.size += in.template get<std::uint64_t>();
-      unknown |= in.template get<std::uint8_t>() != 0;
       while (in.left() != 0) out.keys.push_back(in.template get<key_type>());
     }
-    unreported_ += unknown;
     return out;
   }
 
@@ -418,7 +409,7 @@ template <class Table, messenger Messenger> class sharded_table {
 
   typename Table::settings settings_;
   worker_options options_;
-  std::uint64_t pushes_ = 0, rejected_ = 0, cache_hits_ = 0, unreported_ = 0;
+  std::uint64_t pushes_ = 0, rejected_ = 0, cache_hits_ = 0;
   std::atomic<bool> delta_failed_{false};
   detail::hot_rows<key_type, dim> cache_;
   std::vector<std::uint32_t> place_of_;

@@ -305,7 +305,7 @@ template <class Table, messenger Messenger> class table_server {
       return;
     }
     detail::byte_writer said;
-    table_.put_answer(r.head.op, in, said);
+    table_.put_answer(r.head.op, in, {.worker = workers_.number_of(w), .object = r.head.object, .command = r.id}, said);
     reply(w, r, status::done, {said.data(), said.size()});
   }
   void begin_save() {

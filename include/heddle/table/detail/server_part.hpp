@@ -45,7 +45,9 @@ template <class Table> class server_part {
 
  public:
   // @param path Where its saves go; one that is there is loaded. May be empty.
-  server_part(Table& table, const std::string& path) : table_(&table) { files::load_aside(table, path); }
+  server_part(Table& table, const std::string& path) : table_(&table), kept_(!path.empty()) {
+    files::load_aside(table, path);
+  }
   // What the table knows of its workers; from then on it is this server's.
   void recall(server_workers& workers) {
     for (std::uint32_t w = 0; w < workers.size(); ++w) {
@@ -73,7 +75,7 @@ template <class Table> class server_part {
     if (head.op == op::gradients)
       gone = push(head, in, number, sequence);
     else
-      change(w, head, in, {.worker = number, .sequence = sequence});
+      change(w, head, in, {.worker = number, .sequence = sequence, .object = head.object, .kept = kept_});
     const bool turns = head.last && !w.left();
     service::note(*table_, {{number, sequence},  // also of a push that touched no shard
                             {number + whole, sequence},
@@ -95,11 +97,10 @@ template <class Table> class server_part {
     if (marks) out.put(found_.data(), found_.size());
   }
   // Appends the answer to a command that reads.
-  void put_answer(op what, byte_reader& in, byte_writer& out) const {
+  // @param asked For `outcome`: whose change, which was applied by a former life.
+  void put_answer(op what, byte_reader& in, const change_origin& asked, byte_writer& out) const {
     switch (what) {
-      case op::outcome:  // of a change that a former life has applied
-        out.put(std::uint64_t{0});
-        return out.put(std::uint8_t{1});
+      case op::outcome: return service::put_outcome(*table_, asked, out);
       case op::size: return out.put(static_cast<std::uint64_t>(table_->size()));
       case op::bytes: return out.put(static_cast<std::uint64_t>(table_->bytes()));
       case op::checksum: return out.put(table_->checksum());
@@ -137,7 +138,10 @@ template <class Table> class server_part {
   }
   // Begins a save of this part, which has at least what is applied now.
   void begin_save(server_workers& workers) {
-    for (server_worker& w : workers) w.in_save = w.applied;
+    for (server_worker& w : workers) {
+      w.in_save = w.applied;
+      service::forget_outcomes(*table_, {.worker = workers.number_of(w), .object = w.object, .command = w.open});
+    }
     writing_.start([t = table_] { files::save_aside(*t); });
   }
   bool writes() const noexcept { return writing_.busy(); }
@@ -190,22 +194,26 @@ template <class Table> class server_part {
   }
   // Whatever else changes the table. What it has done is kept for the command that will ask.
   void change(server_worker& w, const table_request& head, byte_reader& in, change_origin of) {
-    const auto command = in.get<std::uint64_t>();
+    of.command = in.get<std::uint64_t>();
     take_keys(head, in);
     table_report<key_type> r;
     if (head.op == op::erase) r.evicted = service::erase(*table_, keys_, of);
     if (head.op == op::advance) return service::advance(*table_, of);
     if constexpr (expiring_eviction<decltype(Table::settings::eviction)>)
       if (head.op == op::evict) service::evict(*table_, of, r);
-    if (head.object != w.object || command < w.open) return;
+    if (head.object != w.object || of.command < w.open) return;
     byte_writer said;
-    said.put(r.evicted);
-    said.put(std::uint8_t{of.passed_over != 0});
-    said.put(r.gone.data(), r.gone.size() * sizeof(key_type));
-    w.answers[command].body = said.release();
+    if (of.passed_over != 0) {  // with what a former life has done
+      service::put_outcome(*table_, of, said);
+    } else {
+      said.put(r.evicted);
+      said.put(r.gone.data(), r.gone.size() * sizeof(key_type));
+    }
+    w.answers[of.command].body = said.release();
   }
 
   Table* table_;
+  bool kept_;  // its changes' outcomes are, in its saves
   std::vector<key_type> keys_;
   std::vector<float> floats_;
   std::vector<std::uint8_t> found_;  // of keys_, whether they have a row

@@ -19,6 +19,13 @@ namespace heddle {
 inline namespace v0 {
 namespace detail {
 
+// What a change of a worker has done to a shard whose server keeps saves, until it is known that the worker knows.
+struct change_outcome {
+  std::uint64_t worker, object, command;  // whose; of its sharded_table; the command that asks
+  std::uint64_t rows;                     // that went
+  std::vector<std::uint64_t> keys;        // of those, where they are asked for
+};
+
 // A virtual shard: what its lock protects.
 template <class Layout, class Admission> struct alignas(64) shard {
   using store = row_store<Layout::bytes>;
@@ -30,6 +37,7 @@ template <class Layout, class Admission> struct alignas(64) shard {
   std::vector<std::uint64_t> applied;                           // the last sequence of each worker
   std::vector<std::pair<std::uint64_t, std::uint32_t>> erased;  // mixed keys since the last save, with their epoch
   std::uint32_t lost = 0;                                       // an erased key of this epoch was too many to keep
+  std::vector<change_outcome> outcomes;
 
   std::uint64_t high_water(std::uint32_t worker) const noexcept {
     return worker < applied.size() ? applied[worker] : 0;
@@ -75,7 +83,10 @@ template <class Layout, class Admission> struct alignas(64) shard {
     return out;
   }
   std::size_t bytes() const noexcept {
-    return refused.bytes() + applied.capacity() * 8 + erased.capacity() * sizeof(erased[0]);
+    std::size_t sum = refused.bytes() + applied.capacity() * 8 + erased.capacity() * sizeof(erased[0]) +
+                      outcomes.capacity() * sizeof(change_outcome);
+    for (const change_outcome& o : outcomes) sum += o.keys.capacity() * 8;
+    return sum;
   }
 };
 

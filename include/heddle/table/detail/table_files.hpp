@@ -6,7 +6,7 @@
 /// @brief Saving and loading of `sparse_table`.
 ///
 /// A section, of one virtual shard: steps; sequences applied, with their number before; what the admission remembers;
-/// keys erased, of a delta; records, without stamp and padding.
+/// keys erased, of a delta; records, without stamp and padding; of a server's own save, what changes have done.
 
 #include <heddle/table/detail/shard.hpp>
 #include <heddle/table/detail/table_file.hpp>
@@ -116,13 +116,31 @@ template <class Table> struct table_files {
     std::memcpy(out.data() + at, &rows, 8);
   }
 
+  static void write_outcomes(const shard& s, byte_writer& out) {
+    for (const change_outcome& o : s.outcomes) {
+      for (const std::uint64_t x : {o.worker, o.object, o.command, o.rows}) out.put(x);
+      out.put(static_cast<std::uint64_t>(o.keys.size()));
+      out.put(o.keys.data(), o.keys.size() * 8);
+    }
+  }
+  static void read_outcomes(byte_reader& in, shard& s) {
+    while (in.left() != 0) {
+      auto& o = s.outcomes.emplace_back();
+      for (std::uint64_t* const x : {&o.worker, &o.object, &o.command, &o.rows}) *x = in.get<std::uint64_t>();
+      o.keys.resize(in.count(8));
+      if (!o.keys.empty()) std::memcpy(o.keys.data(), in.take(o.keys.size() * 8), o.keys.size() * 8);
+    }
+  }
+
   // All shards, one after the other; the first one together with the table's tick. Returns the file's sum.
-  static std::uint64_t write_shards(const Table& t, const std::string& path, table_header& h, std::uint32_t after) {
+  static std::uint64_t write_shards(const Table& t, const std::string& path, table_header& h, std::uint32_t after,
+                                    bool aside = false) {
     byte_writer section;
     const auto copy = [&](std::size_t i) {
       shard& s = t.held_->shards[i];
       const spin_guard guard(s.lock);
       write_shard(t, s, after, section);
+      if (aside) write_outcomes(s, section);
       if (i == 0) h.now = t.now();
     };
     copy(0);
@@ -168,7 +186,7 @@ template <class Table> struct table_files {
   }
   static void write_aside(Table& t) {
     table_header h = header(t, file_kind::full);
-    write_shards(t, t.chain_.aside, h, 0);
+    write_shards(t, t.chain_.aside, h, 0, true);
   }
   // Loads such a save, if there is one; deltas go on where a former life has left them.
   static void load_aside(Table& t, const std::string& path) {
@@ -231,7 +249,7 @@ template <class Table> struct table_files {
 
   // Takes a section into a shard: everything, or what has changed.
   static void read_shard(const Table& t, std::uint32_t id, shard& s, slabs& memory, byte_reader in, std::uint32_t epoch,
-                         bool admission) {
+                         bool admission, bool aside = false) {
     const unsigned bits = t.settings_.shard_bits;
     const auto next_key = [&] {
       const auto key = in.get<std::uint64_t>();
@@ -262,6 +280,7 @@ template <class Table> struct table_files {
       std::memcpy(p + layout::state_at, in.take(stored), stored);
       layout::stamp(p, epoch);
     }
+    if (aside) read_outcomes(in, s);
     if (in.left() != 0) in.refuse("a shard has more bytes than rows");
   }
 
@@ -289,7 +308,8 @@ template <class Table> struct table_files {
         const std::uint32_t i = id - t.settings_.first_shard;
         if (from[i]) file.refuse("it holds shard " + std::to_string(id) + ", and so does " + *from[i]);
         from[i] = &path;
-        read_shard(t, id, held->shards[i], held->memory, in, epoch, file.head().kind == file_kind::full);
+        const bool full = file.head().kind == file_kind::full;
+        read_shard(t, id, held->shards[i], held->memory, in, epoch, full, full);
       });
       chain.loaded.push_back({sum, 0});
     }

@@ -25,10 +25,12 @@ inline namespace v0 {
 namespace detail {
 
 // Whose change it is. With a sequence it takes effect in a shard only if none of this worker with this number or a
-// later one has.
+// later one has. `kept`: then the shard keeps what it has done, as its saves do.
 struct change_origin {
   std::uint32_t worker = 0;
   std::uint64_t sequence = 0;
+  std::uint64_t object = 0, command = 0;
+  bool kept = false;
   std::uint64_t passed_over = 0;  // shards that had it already
 
   template <class Shard> bool known_to(Shard& s) {
@@ -37,7 +39,8 @@ struct change_origin {
     s.prepare(worker);
     return false;
   }
-  template <class Shard> void note(Shard& s) const noexcept {
+  template <class Shard> void note(Shard& s, std::uint64_t rows = 0, std::vector<std::uint64_t> keys = {}) const {
+    if (kept && rows != 0) s.outcomes.push_back({worker, object, command, rows, std::move(keys)});
     if (sequence != 0) s.raise(worker, sequence);
   }
 };
@@ -57,13 +60,14 @@ template <class Table> struct table_service {
         *b, [](batch_entry&) {}, [](shard&, std::span<batch_entry>) {},
         [&](shard& s, std::span<batch_entry> part) {
           if (of.known_to(s)) return;
+          const std::size_t before = erased;
           for (const batch_entry& e : part) {
             const std::uint32_t row = s.rows.find(e.mixed, t.fraction(e.mixed));
             if (row == s.rows.none) continue;
             t.drop(s, row);
             ++erased;
           }
-          of.note(s);
+          of.note(s, erased - before);
         });
     return erased;
   }
@@ -82,17 +86,42 @@ template <class Table> struct table_service {
                   "heddle::sparse_table: evict() needs an Eviction whose rows expire");
     t.each_locked([&](shard& s) {
       if (of.known_to(s)) return;
+      std::vector<std::uint64_t> keys;
       const std::uint32_t epoch = t.epoch_.load(std::memory_order_relaxed);
       s.rows.for_each([&](std::uint32_t row, std::byte* p) {
         const auto expired = [&](std::uint32_t* w) { return t.settings_.eviction.expired(w, t.now()); };
         if (!layout::judge(p, epoch, expired)) return;
         r.gone.push_back(Table::key_of(s.rows.mixed(row)));
+        if (of.kept) keys.push_back(unmix(s.rows.mixed(row)));
         t.drop(s, row);
         ++r.evicted;
       });
-      of.note(s);
+      const std::size_t rows = keys.size();
+      of.note(s, rows, std::move(keys));
     });
     t.count(r);
+  }
+  // Appends what such a change has done in all.
+  static void put_outcome(const Table& t, const change_origin& of, byte_writer& out) {
+    std::uint64_t rows = 0;
+    std::vector<key_type> keys;
+    t.each_locked([&](const shard& s) {
+      for (const change_outcome& o : s.outcomes) {
+        if (o.worker != of.worker || o.object != of.object || o.command != of.command) continue;
+        rows += o.rows;
+        for (const std::uint64_t k : o.keys) keys.push_back(static_cast<key_type>(k));
+      }
+    });
+    out.put(rows);
+    out.put(keys.data(), keys.size() * sizeof(key_type));
+  }
+  // Forgets what a worker knows: all that commands below this one have asked, and all of former objects.
+  static void forget_outcomes(Table& t, const change_origin& of) {
+    t.each_locked([&](shard& s) {
+      std::erase_if(s.outcomes, [&](const change_outcome& o) {
+        return o.worker == of.worker && (o.object < of.object || (o.object == of.object && o.command < of.command));
+      });
+    });
   }
 
   // Sequences applied, all at once, in the first shard.

@@ -43,7 +43,7 @@ enum class table_op : std::uint8_t {
   erase = 1,
   evict = 2,
   advance = 3,
-  outcome = 8,    // nothing; the answer: rows gone; 1 where the server can't say; an evict's keys
+  outcome = 8,    // nothing; the answer: rows gone; an evict's keys
   size = 9,       // nothing
   bytes = 10,     // nothing
   checksum = 11,  // nothing
