@@ -719,6 +719,99 @@ TEST_CASE("deltas come in order, none left out, none twice") {  // T14
   CHECK(has(message_of([&] { b.load_delta(dir / "d1"); }), "isn't what was loaded"));
 }
 
+namespace {
+// A copy of a file with right checksums, and what edit(header) and edit(shard, section) have made of it.
+template <class Head, class Body>
+void forge(const std::string& from, const std::string& to, Head edit_head, Body edit_body) {
+  hd::detail::table_reader in(from);
+  hd::detail::table_header head = in.head();
+  edit_head(head);
+  hd::detail::table_writer out(to, head);
+  in.each_section([&](std::uint32_t shard, hd::detail::byte_reader r) {
+    const std::size_t n = r.left();
+    const std::byte* const p = r.take(n);
+    std::vector<std::byte> body(p, p + n);
+    edit_body(shard, body);
+    out.section(shard, body.data(), body.size());
+  });
+  out.finish();
+}
+const auto as_it_is = [](auto&&...) {};
+}  // namespace
+
+TEST_CASE("forged files with right checksums are refused or read, never half") {
+  using kept = hd::sparse_table<std::uint64_t, hd::row<dim>, hd::rule::adagrad, hd::initial::uniform, hd::admit::count,
+                                hd::evict::lfu>;
+  const folder dir;
+  const kept::settings how{.admission = {.n = 2}, .eviction = {.bytes = 1 << 20}, .seed = 1, .shard_bits = 2};
+  kept a(how), b(how);
+  const auto train = [](kept& t, std::uint64_t round) {
+    t.push(some_keys(round, 200, 150), gradients(round, 200), {.lr = 0.1f, .worker = 1, .sequence = round});
+  };
+  train(a, 1);
+  a.save(dir / "base");
+  train(a, 2);
+  a.erase(some_keys(3, 9, 150));
+  a.save_delta(dir / "d1");
+  b.load(dir / "base");
+  const std::uint64_t before = b.checksum();
+  int refused = 0, read = 0;
+  for (std::uint64_t i = 0; i < 1200; ++i) {
+    INFO("forgery " << i);
+    const bool delta = i % 2 != 0;
+    const std::uint64_t other[] = {std::uint64_t{1} << 63, ~std::uint64_t{0}, std::uint64_t{1} << 32, 0, 1, word(8, i)};
+    forge(dir / (delta ? "d1" : "base"), dir / "bad", as_it_is, [&](std::uint32_t shard, std::vector<std::byte>& body) {
+      if (shard != word(7, i) % 4) return;
+      if (i % 7 == 0) return body.resize(word(9, i) % body.size());
+      // The first words are numbers of things, so they get more of it.
+      const std::size_t words = body.size() / 4 - 1, at = 4 * (i % 3 == 0 ? i / 3 % 40 : word(9, i) % words);
+      std::memcpy(body.data() + at, &other[word(10, i) % 6], 8);
+    });
+    kept t(how);
+    t.load(dir / "base");
+    const std::string said = message_of([&] { delta ? t.load_delta(dir / "bad") : t.load(dir / "bad"); });
+    if (said == "nothing was thrown") {
+      ++read;
+      train(t, 5);  // and it can be used
+    } else {
+      ++refused;
+      CHECK(has(said, "/bad: "));
+      CHECK(t.checksum() == before);
+    }
+  }
+  CHECK(refused > 200);
+  CHECK(read > 200);
+
+  // Counts that are larger than what follows, wherever they stand; kinds that there aren't.
+  for (const std::size_t at : {8, 24}) {
+    forge(dir / "base", dir / "bad", as_it_is, [&](std::uint32_t, std::vector<std::byte>& body) {
+      const std::uint64_t many = std::uint64_t{1} << 63;
+      std::memcpy(body.data() + at + (at == 8 ? 0 : 8), &many, 8);
+    });
+    CHECK(has(message_of([&] { b.load(dir / "bad"); }), "9223372036854775808 things follow, more than it has"));
+  }
+  for (const std::uint32_t kind : {0u, 5u, ~0u}) {
+    forge(dir / "base", dir / "bad", [&](auto& h) { h.kind = static_cast<hd::detail::file_kind>(kind); }, as_it_is);
+    CHECK(has(message_of([&] { b.load(dir / "bad"); }), "its kind is " + std::to_string(kind)));
+  }
+  forge(dir / "base", dir / "bad", [&](auto& h) { h.version = 2; }, as_it_is);
+  CHECK(has(message_of([&] { b.load(dir / "bad"); }), "its version is 2"));
+  forge(dir / "base", dir / "bad", [&](auto& h) { h.shard_bits = 21; }, as_it_is);
+  CHECK(has(message_of([&] { b.load(dir / "bad"); }), "its shard_bits are 21"));
+  CHECK(b.checksum() == before);
+  // Each difference of types is named.
+  const auto said_by = [&]<class Table>(Table&& t) { return message_of([&] { t.load(dir / "base"); }); };
+  const auto of = [&]<class Key, class Row, class Rule>(Key, Row, Rule) {
+    return said_by(hd::sparse_table<Key, Row, Rule>({.seed = 1, .shard_bits = 2}));
+  };
+  CHECK(has(of(std::uint32_t{}, hd::row<dim>{}, hd::rule::adagrad{}), "bytes of a key is 8, the table's is 4"));
+  CHECK(has(of(std::uint64_t{}, hd::row<dim, hd::bfloat16>{}, hd::rule::adagrad{}), "type of weights is f32"));
+  CHECK(has(of(std::uint64_t{}, hd::row<dim>{}, hd::rule::adagrad{}), "admission is count, the table's is always"));
+  CHECK(has(of(std::uint64_t{}, hd::row<dim>{}, hd::rule::adagrad{}), "eviction is lfu, the table's is never"));
+  CHECK(
+      has(of(std::uint64_t{}, hd::row<dim>{}, hd::rule::row_adagrad{}), "rule is adagrad, the table's is row_adagrad"));
+}
+
 TEST_CASE("a file that is whole but wrong changes nothing, and a delta hides nothing") {
   const folder dir;
   const table_type::settings how{.seed = 1, .shard_bits = 2};

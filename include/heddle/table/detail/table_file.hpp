@@ -137,6 +137,8 @@ class table_reader {
       refuse("its version is " + std::to_string(head_.version) + " or its byte order is another; allowed is " +
              std::to_string(mine.version) + " and this machine's");
     if (head_.sum != head_.expected_sum()) refuse("the checksum of its header is wrong");
+    if (head_.kind < file_kind::full || head_.kind > file_kind::whole)
+      refuse("its kind is " + std::to_string(static_cast<std::uint32_t>(head_.kind)) + ", allowed is 1 to 4");
     if (head_.shard_bits > 20) refuse("its shard_bits are " + std::to_string(head_.shard_bits));
   }
   const table_header& head() const noexcept { return head_; }
