@@ -190,6 +190,58 @@ TEST_CASE("Criteo's layout, with fields missing") {
   CHECK(test.labels == std::vector<float>{0.0f});
 }
 
+TEST_CASE("Bytes that aren't text, and lines cut anywhere, are faults with a place or rows") {
+  using namespace std::string_literals;
+  hd::sparse_batch b;
+  CHECK(hd::libsvm{}.parse("1 1:1\0"s, b).what == kind::malformed);
+  CHECK(hd::libsvm{}.parse("\0"s, b).what == kind::malformed);
+  CHECK(hd::libffm{}.parse("1 1:\0001:1"s, b).what == kind::malformed);
+  hd::table_batch t;
+  const hd::csv texts{.columns = {hd::column::label, hd::column::text}};
+  CHECK(texts.parse("1,a\0b"s, t).what == kind::record);  // any text is a category
+  CHECK(texts.parse("1,a"s, t).what == kind::record);
+  CHECK(t.categories[0] != t.categories[1]);
+  CHECK(texts.parse("1\0,a"s, t).what == kind::malformed);
+  CHECK(texts.parse("\r"s, t).what == kind::blank);
+  CHECK(texts.parse("1,a\r\r"s, t).what == kind::record);
+  CHECK(texts
+            .parse("\xef\xbb\xbf"
+                   "1,a"s,
+                   t)
+            .what == kind::malformed);
+  CHECK(t.size() == 3);
+  // Cut, and with a byte that is another, at every place.
+  std::string criteo = "1";
+  for (int i = 0; i < 13; ++i) criteo += "\t" + std::to_string(i);
+  for (int i = 0; i < 26; ++i) criteo += "\t68fd1e64";
+  const auto torment = [](const auto& format, const std::string& line) {
+    typename std::decay_t<decltype(format)>::batch batch;
+    std::size_t rows = 0, faults = 0;
+    const auto parse = [&](const std::string& text) {
+      const std::string exact(text);  // so that a sanitizer sees what lies behind
+      const hd::parsed p = format.parse(std::string_view(exact.data(), exact.size()), batch);
+      rows += p.what == kind::record;
+      faults += p.what == kind::malformed;
+      CHECK(batch.size() == rows);
+      if (p.what == kind::malformed) CHECK((p.column <= text.size() && p.problem != nullptr));
+    };
+    for (std::size_t n = 0; n < line.size(); ++n) {
+      parse(line.substr(0, n));
+      for (const char c : {'\0', '\r', '"', '\xff', ':', '9', '-', 'e', '\t', ','}) {
+        std::string other = line;
+        other[n] = c;
+        parse(other);
+      }
+    }
+    CHECK(rows > 0);
+    CHECK(faults > 0);
+  };
+  torment(hd::criteo(), criteo);
+  torment(hd::libsvm{}, "1 3:0.5 18446744073709551615:-2e-3 0:7 # end");
+  torment(hd::libffm{}, "1 0:9:0.5 4294967295:1:1e-3");
+  torment(hd::csv{.columns = {hd::column::number, hd::column::text, hd::column::label}}, "1.5,\"a,\"\"b\",0");
+}
+
 TEST_CASE("Keys of features and hashes of records differ") {
   std::set<std::uint64_t> keys, hashes;
   for (std::uint64_t c = 0; c < 40; ++c) {
