@@ -12,6 +12,8 @@
 // ctr write TRAIN TEST: adult with its crosses as LIBSVM files.
 // ctr loss MODEL TEST: log loss of a model of liblinear's.
 // ctr reach LOSS: seconds to that test log loss by one thread and by two.
+// ctr keys ROWS KEYS CELLS: of generated rows, how many keys are distinct, and how many that are seen once get a row by
+// a filter of so many MiB.
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -188,6 +190,38 @@ int reach(double target) {
   return 0;
 }
 
+// Two tables without a bound: one counts, the other has the filter, which is never late; so what it has besides the
+// keys that were seen twice it has early.
+int keys(std::size_t rows_in_all, std::size_t drawn_from, std::size_t mib) {
+  options o;
+  o.data = "generated";
+  o.model = "linear";
+  o.rows = rows_in_all;
+  o.keys = drawn_from;
+  using counter = hd::sparse_table<std::uint64_t, hd::row<1>, hd::rule::sum, hd::initial::zero>;
+  using filtered =
+      hd::sparse_table<std::uint64_t, hd::row<1>, hd::rule::sum, hd::initial::zero, hd::admit::counting_bloom>;
+  counter count(counter::settings{});
+  filtered admitted({.admission = {.n = 2, .cells = mib << 20}});
+  const auto from = data_set(o).open(true, {});
+  std::vector<float> ones;
+  for (rows r; from->pop(0, r);) {
+    ones.assign(r.indices.size(), 1.0f);
+    count.push(r.indices, ones);
+    admitted.push(r.indices, ones);
+  }
+  std::size_t once = 0;
+  count.for_each([&](const counter::row_view& r) { once += r.weights[0] == 1.0f; });
+  const double u = static_cast<double>(count.size()), cells = static_cast<double>(mib << 20);
+  const std::size_t early = admitted.size() - (count.size() - once);
+  const double part = static_cast<double>(early) / static_cast<double>(std::max<std::size_t>(once, 1)),
+               stated = std::pow(1.0 - std::exp(-4.0 * u / cells), 4.0);
+  std::printf("%zu distinct keys of %zu; of %zu that were seen once %zu got a row, %.4g %%; stated at most %.4g %%\n",
+              count.size(), drawn_from, once, early, 100.0 * part, 100.0 * stated);
+  std::printf("RATIO bounded.100M.early %.3g %.3g part %.3f\n", part, stated, stated / std::max(part, 1e-9));
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -203,6 +237,9 @@ int main(int argc, char** argv) {
     if (what == "write" && argc > 3) return write(argv[2], argv[3]);
     if (what == "loss" && argc > 3) return loss(argv[2], argv[3]);
     if (what == "reach" && argc > 2) return reach(std::atof(argv[2]));
+    if (what == "keys" && argc > 4)
+      return keys(std::strtoull(argv[2], nullptr, 10), std::strtoull(argv[3], nullptr, 10),
+                  std::strtoull(argv[4], nullptr, 10));
   } catch (const std::exception& e) {
     std::fprintf(stderr, "bench ctr: %s\n", e.what());
     return 1;

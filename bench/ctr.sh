@@ -95,13 +95,15 @@ else
   die "a server that was killed was not recovered from, in run $((i + 1)) of $repetitions"
 fi
 
-# 100 M keys in fixed memory: the most that the process has at once, with all that isn't the table.
+# 100 M keys to draw from in fixed memory: the most that the process has at once, with all that isn't the table.
 memory=64 cells=256
 "$example" --data generated --keys 100000000 --rows "$rows" --epochs 1 --model linear --memory $memory --cells $cells |
   tee "$folder/said"
 awk -v bound=$(((memory + cells) * 1048576)) \
   '/^the process had/ { printf "RATIO bounded.100M %.1f %.1f MB %.3f\n", $4, bound * 1.05e-6, bound * 1.05e-6 / $4 }' \
   "$folder/said" | tee -a "$log"
+# The same rows: which keys are distinct, and which the filter lets in at their first sighting.
+"$program" keys "$rows" 100000000 $cells | tee -a "$log"
 
 awk 'BEGIN { print "{\"ratios\": [" }
      $1 == "RATIO" { printf "%s{\"case\": \"%s\", \"ours\": %s, \"other\": %s, \"unit\": \"%s\", \"ratio\": %s}", n++ ? ",\n" : "", $2, $3, $4, $5, $6 }

@@ -221,7 +221,8 @@ template <class Rule> void bytes(const char* name, std::size_t rows) {
 }
 
 // `draws` keys, Zipf-like over as many, into a table that is bounded: keys seen twice, by a Bloom filter, get a row,
-// and of the rows the least used go.
+// and of the rows the least used go. How many are distinct, and which get a row at their first sighting, is known from
+// a bit for each key, kept apart.
 void bounded(std::size_t draws) {
   using table_type = hd::sparse_table<key_type, hd::row<dim>, hd::rule::row_adagrad, hd::initial::uniform,
                                       hd::admit::counting_bloom, hd::evict::lfu>;
@@ -229,10 +230,15 @@ void bounded(std::size_t draws) {
   table_type table({.admission = {.n = 2, .cells = cells, .hashes = 4}, .eviction = {.bytes = bound}});
   std::vector<key_type> keys(batch);
   const std::vector<float> gradients(batch * dim, 0.5f);
-  std::size_t most = 0;
+  std::vector<bool> seen(draws + 1);
+  std::vector<key_type> fresh;  // of a batch: keys that have one sighting
+  std::vector<std::pair<std::size_t, std::size_t>> places;
+  std::vector<float> rows;
+  std::size_t most = 0, distinct = 0, fresh_in_all = 0, early = 0;
+  double stated = 0.0, t = 0.0;
   const double tail = std::pow(static_cast<double>(draws), -0.05);
-  const auto start = std::chrono::steady_clock::now();
   for (std::size_t done = 0; done < draws; done += batch) {
+    const auto start = std::chrono::steady_clock::now();
     for (std::size_t i = 0; i < batch; ++i) {
       // The continuous law with density x^-1.05 on [1, draws], by the inverse of its distribution function.
       const double u = (static_cast<double>(hd::philox(3, 1, done + i).word[0]) + 1) * 0x1p-32;
@@ -240,14 +246,38 @@ void bounded(std::size_t draws) {
       keys[i] = hd::detail::mix(static_cast<std::uint64_t>(x));
     }
     table.push(keys, gradients, {.lr = 0.01f});
+    t += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (done / batch % 256 == 0) most = std::max(most, table.bytes());
+    places.clear();
+    for (std::size_t i = 0; i < batch; ++i) {
+      const std::size_t x = hd::detail::unmix(keys[i]);
+      if (x <= draws && !seen[x]) places.emplace_back(x, i);
+    }
+    std::sort(places.begin(), places.end());
+    fresh.clear();
+    for (std::size_t i = 0, last = 0; i < places.size(); i = last) {
+      while (last < places.size() && places[last].first == places[i].first) ++last;
+      seen[places[i].first] = true;
+      ++distinct;
+      if (last == i + 1) fresh.push_back(keys[places[i].second]);
+    }
+    rows.resize(fresh.size() * dim);
+    early += fresh.size() - table.read(fresh, rows);
+    fresh_in_all += fresh.size();
+    // The formula's rate for keys that come after so many.
+    stated = std::pow(1.0 - std::exp(-4.0 * static_cast<double>(distinct) / static_cast<double>(cells)), 4.0);
   }
-  const double t = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const auto c = table.counts();
   const double limit = static_cast<double>(bound + cells) * 1.02;
   std::printf("bounded: %zu rows, %llu made, %llu refused, %llu dropped, %.2f Mrows/s\n", table.size(),
               static_cast<unsigned long long>(c.created), static_cast<unsigned long long>(c.refused),
               static_cast<unsigned long long>(c.evicted), static_cast<double>(draws) * 1e-6 / t);
+  const double part = static_cast<double>(early) / static_cast<double>(fresh_in_all);
+  std::printf(
+      "bounded: %zu distinct keys of %zu drawn; %zu of %zu had a row at their first sighting, %.4f %%; stated %.4f "
+      "%%\n",
+      distinct, draws, early, fresh_in_all, 100.0 * part, 100.0 * stated);
+  std::printf("RATIO bounded.100M.early %.3g %.3g part %.3f\n", part, stated, stated / std::max(part, 1e-9));
   std::printf("RATIO bounded.100M %.1f %.1f MiB %.3f\n", static_cast<double>(most) / 0x1p20, limit / 0x1p20,
               limit / static_cast<double>(most));
 }
