@@ -52,7 +52,7 @@ for mode in hogwild sync geo_sgd; do
   awk -F '\t' 'NF != 10 { exit 1 } { for (i = 2; i <= NF; i++) if ($i + 0 != $i + 0 || $i !~ /^-?[0-9]/) exit 1 }' "$folder/text"
   [ "$(cut -f 1 "$folder/text" | sort -u | wc -l)" = "$rows" ]
   grep -q '^<svg' "$folder/picture" && grep -q '</svg>' "$folder/picture" && grep -q '<circle' "$folder/picture"
-  ! grep -q nan "$folder/picture"
+  if grep -q nan "$folder/picture"; then echo "nan in the picture" >&2; exit 1; fi
   sum=$(number '(checksum [0-9a-f]+)')
   ctr --mode $mode --model fm --resume "$folder/table"
   [ "$(number '(checksum [0-9a-f]+)')" != "$sum" ]
@@ -72,9 +72,10 @@ head -c 1000 "$folder/table" >"$folder/short"
 cp "$folder/table.epochs" "$folder/short.epochs"
 refused 1 'short' --model fm --resume "$folder/short"
 refused 1 'short' --mode async_ps --model fm --resume "$folder/short"
-refused 1 'nowhere' --model fm --threads 1 --save "$folder/nowhere/table"
-refused 1 'nowhere' --model fm --threads 1 --export "$folder/nowhere/text"
-refused 1 'nowhere' --model fm --threads 1 --svg "$folder/nowhere/picture"
+for option in save export svg; do
+  refused 1 'cannot write .*nowhere' --model fm --threads 1 --$option "$folder/nowhere/it"
+  if grep -q '^epoch' "$said"; then echo "trained first, then: --$option" >&2; exit 1; fi
+done
 cp "$folder/table" "$folder/before"
 refused=0
 (

@@ -56,4 +56,15 @@ for format in libffm libsvm criteo; do
     exit 1
   fi
   grep -q damaged "$said" || { cat "$said" >&2; exit 1; }
+  # A file without a row ends it, too.
+  printf '\r\n\n' >"$folder/blank"
+  for files in "--data $folder/blank --test $folder/$format.test" "--data $folder/$format.train --test $folder/blank"; do
+    code=0
+    "$program" $files --format $format --epochs 1 >"$said" 2>&1 || code=$?
+    if [ $code != 1 ] || ! grep -q 'blank has no row' "$said"; then
+      cat "$said" >&2
+      echo "a file of $format without a row was read" >&2
+      exit 1
+    fi
+  done
 done

@@ -5,7 +5,10 @@
 // by threads that share it or by workers with parameter servers.
 
 #include <sys/resource.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
 #include <tuple>
 
 #include "drawing.hpp"
@@ -199,6 +202,20 @@ template <std::size_t Factors> bool run(const options& o, const data_set& data, 
   return met;
 }
 
+/// What would else be found at the end alone: files without a row, and places where nothing can be written.
+void check_files(const options& o, const data_set& data) {
+  for (const bool training : {true, false}) {
+    rows first;
+    if (!data.open(training, {})->pop(0, first)) throw hd::file_error((training ? o.data : o.test) + " has no row");
+  }
+  for (const std::string& path : {o.save, o.output, o.curve}) {
+    const std::size_t slash = path.rfind('/');
+    const std::string place = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+    if (!path.empty() && access(place.c_str(), W_OK) != 0)
+      throw hd::file_error("cannot write " + path + ": " + std::strerror(errno));
+  }
+}
+
 int main_of(int argc, char** argv) {
   options o;
   const std::string help = "ctr [OPTIONS]\n" + table_of(o).help();
@@ -218,6 +235,7 @@ int main_of(int argc, char** argv) {
 #endif
     const kind k = kind_of(o);
     const data_set data(o);
+    check_files(o, data);
     const shared_meters m;
     return (k == kind::linear ? run<0>(o, data, *m) : run<8>(o, data, *m)) ? 0 : 1;
   } catch (const usage_error& e) {
