@@ -177,7 +177,6 @@ template <class Format> int replicas(word2vec::options& o, const word2vec::vocab
 template <class Format> int quality(word2vec::options& o, const word2vec::vocabulary& v, int argc, char** argv) {
   if (argc != 7) return 2;
   o.cbow = argv[3] == std::string("cbow");
-  o.rate = o.cbow ? 0.05 : 0.025;
   o.threads = std::strtoul(argv[4], nullptr, 10);
   o.seed = std::strtoul(argv[5], nullptr, 10);
   o.epochs = 5;
@@ -215,14 +214,10 @@ template <class Format> int run(int argc, char** argv) {
     std::printf("%zu\n", static_cast<std::size_t>(v.total()));
     return 0;
   }
-  if (what == "replicas") {
-    o.rate = 0.025;
-    return replicas<Format>(o, v, argc, argv);
-  }
+  if (what == "replicas") return replicas<Format>(o, v, argc, argv);
   if (what == "quality") return quality<Format>(o, v, argc, argv);
   if (what == "judge") return judge_file(o, v, argc, argv);
   o.cbow = what == "cbow";
-  o.rate = o.cbow ? 0.05 : 0.025;
   o.threads = argc > 4 ? std::strtoul(argv[4], nullptr, 10) : 2;
   if (race == "racy")
     measure<Format, racy>(o, v);

@@ -207,7 +207,6 @@ int main(int argc, char** argv) {
 #endif
     if (o.check && o.train.empty()) o.train = WORD2VEC_DATA;
     if (o.train.empty()) throw usage_error("--train FILE is missing");
-    if (o.rate == 0.0) o.rate = o.cbow ? 0.05 : 0.025;
     if (o.resume && o.checkpoint.empty()) throw usage_error("--resume needs --checkpoint FILE");
     with_mode(o.mode, [](const auto&) {});
     find_eval(o);

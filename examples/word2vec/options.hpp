@@ -17,8 +17,8 @@ struct options {
   std::string train, output, checkpoint, eval, analogies, similarities, nearest, mode = "hogwild";
   std::size_t size = 100, window = 5, negative = 5, min_count = 5, epochs = 5, threads = 2, seed = 1, period = 1,
               least = 80, restrict_to = 30000;
-  double sample = 1e-4, rate = 0.0, part = 0.5;  // rate 0: 0.025, or 0.05 with --cbow
-  bool cbow = false, binary = false, resume = false, check = false, help = false;
+  double sample = 1e-4, rate = 0.05, part = 0.5;
+  bool cbow = false, binary = false, in_order = false, resume = false, check = false, help = false;
   std::size_t first = 0, last = 0;  // not on the command line: the epochs to train now; last 0: to the end
   /// Behind the last epoch to train now.
   std::size_t until() const { return last > 0 ? last : epochs; }
@@ -47,8 +47,9 @@ inline examples::option_table table_of(options& o) {
   t.real("sample", "frequent words are left out with this threshold; 0: never", o.sample, 0.0, 1.0);
   t.size("min-count", "rarer words don't count", o.min_count, 1, 1000000000);
   t.size("epochs", "times through the text", o.epochs, 1, 1000000);
+  t.flag("in-order", "read in the file's order, as word2vec.c does, instead of a random one in each epoch", o.in_order);
   t.size("threads", "that share the vectors; 1 gives the same result in every run", o.threads, 1, 1024);
-  t.real("rate", "learning rate at the start; 0: 0.025, with --cbow 0.05", o.rate, 0.0, 1.0);
+  t.real("rate", "learning rate at the start", o.rate, 0.0, 1.0);
   t.size("seed", "of the initial values and of what is drawn", o.seed, 0, ~std::size_t{0});
   t.text("eval", "FOLDER",
          "judge the vectors by the questions-words.txt and wordsim353.csv there, or in its analogy/ and wordsim353/",

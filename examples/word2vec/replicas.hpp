@@ -103,9 +103,13 @@ outcome train_processes(const options& o, const vocabulary& v, model& m, const h
   train_rank<Format>(here, v, c, m, comm, mode, hd::mpi::connection{}, *reader, 0,
                      [&](std::uint64_t words) { return done(0, words); });
   const double seconds = done.seconds();
-  std::array<std::int64_t, 1> words{static_cast<std::int64_t>(done.words())};
-  hd::all_reduce(comm, hd::direct{}, std::span(words));
-  return {static_cast<std::uint64_t>(words[0]), seconds, reader->report()};
+  hd::reader_report read = reader->report();
+  // A process reads other lines in each epoch: only what all have read is the same.
+  std::vector<std::int64_t> sums{static_cast<std::int64_t>(done.words())};
+  for (const hd::epoch_report& e : read.epochs) sums.push_back(static_cast<std::int64_t>(e.hash));
+  hd::all_reduce(comm, hd::direct{}, std::span(sums));
+  for (std::size_t e = 0; e < read.epochs.size(); ++e) read.epochs[e].hash = static_cast<std::uint64_t>(sums[e + 1]);
+  return {static_cast<std::uint64_t>(sums[0]), seconds, read};
 }
 #endif
 

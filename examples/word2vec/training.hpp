@@ -265,7 +265,8 @@ template <class Format> vocabulary count_words(const options& o) {
   return v;
 }
 
-/// Where the text comes from: a queue of it for each thread; of a part of it, if other processes have the others.
+/// Where the text comes from: a queue of it for each thread; of a part of it, another in each epoch, if other processes
+/// have the others. In a random order: lines from a window of 100,000, or a text without them in pieces of 64 KiB.
 template <class Format> auto open_text(const options& o, std::size_t process = 0, std::size_t processes = 1) {
   constexpr bool by_line = std::is_same_v<Format, hd::lines>;
   return std::make_unique<hd::multi_queue_reader<Format>>(
@@ -275,10 +276,14 @@ template <class Format> auto open_text(const options& o, std::size_t process = 0
                          .batch = by_line ? std::size_t{64} : std::size_t{10} * worker<hd::vector_asm>::longest,
                          .epochs = o.until() - o.first,
                          .first_epoch = o.first,
+                         .shuffle = o.in_order ? std::size_t{0}
+                                    : by_line  ? std::size_t{100000}
+                                               : std::size_t{1},
                          .seed = o.seed,
                          .deterministic = o.threads == 1,
                          .rank = process,
-                         .ranks = processes});
+                         .ranks = processes,
+                         .piece = by_line || o.in_order ? 0u : 1u << 16});
 }
 
 /// Trains on one queue of the text. tell(words) is called after every 10,000 words and at the end of an epoch, and gives

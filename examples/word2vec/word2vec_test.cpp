@@ -180,6 +180,7 @@ TEST_CASE("One thread trains as word2vec.c in double precision, and the same way
   for (const bool cbow : {false, true}) {
     options o = options_for(f);
     o.threads = 1;
+    o.in_order = true;
     o.cbow = cbow;
     const vocabulary v = count_words<hd::lines>(o);
     REQUIRE(v.size() == 21);
@@ -203,6 +204,40 @@ TEST_CASE("One thread trains as word2vec.c in double precision, and the same way
     CHECK(moved > 0.05);
     CHECK(worst < 0.02 * moved);  // the logistic function's table has steps of 0.012
   }
+}
+
+TEST_CASE("Each epoch reads a text in an order of its own, or in the file's") {
+  const auto check = [](const std::string& t, auto format) {
+    const file f(t);
+    options o = options_for(f);
+    o.threads = 1;
+    const auto epochs = [&] {
+      const auto reader = open_text<decltype(format)>(o);
+      std::vector<std::vector<std::string>> all(o.epochs);
+      hd::text_batch b;
+      for (auto& epoch : all) {
+        while (reader->pop(0, b))
+          for (std::size_t i = 0; i < b.size(); ++i) epoch.emplace_back(b[i]);
+      }
+      return all;
+    };
+    auto drawn = epochs();
+    o.in_order = true;
+    const auto ordered = epochs();
+    CHECK(ordered[0] == ordered[1]);
+    CHECK(drawn[0] != ordered[0]);
+    CHECK(drawn[0] != drawn[1]);
+    for (auto& epoch : drawn) std::ranges::sort(epoch);
+    auto expected = ordered[0];
+    std::ranges::sort(expected);
+    CHECK(expected.size() > 10000);
+    CHECK(drawn[0] == expected);
+    CHECK(drawn[1] == expected);
+  };
+  std::string lines, words;
+  for (int i = 0; i < 60000; ++i) lines += std::to_string(i) + '\n', words += std::to_string(i) + ' ';
+  check(lines, hd::lines{});
+  check(words, hd::words{});
 }
 
 TEST_CASE("Threads read every word of every epoch, and words of one kind become neighbours") {

@@ -274,6 +274,57 @@ TEST_CASE("The shuffle window moves records, differently in each epoch, the same
   CHECK(moved / 1000 == Approx(100.0 / 3).epsilon(0.1));  // the mean distance of two places
 }
 
+TEST_CASE("Ranks that shuffle divide each epoch anew, and go on from its beginning wherever they were left") {
+  files f;
+  std::string text;
+  for (int i = 0; i < 1000; ++i) text += std::to_string(i) + "\n";
+  f.add(text);
+  const records expected = sorted(lines_of(text));
+  for (const std::size_t ranks : {1, 2, 3}) {
+    for (const std::size_t shuffle : {1, 50}) {
+      CAPTURE(ranks, shuffle);
+      std::vector<records> found(3);
+      hd::epoch_report sum[3];
+      bool other_part = false;
+      for (std::size_t rank = 0; rank < ranks; ++rank) {
+        hd::reader_options o{.readers = 1,
+                             .batch = 7,
+                             .epochs = 3,
+                             .shuffle = shuffle,
+                             .seed = 5,
+                             .rank = rank,
+                             .ranks = ranks,
+                             .piece = 100};
+        reader whole(hd::lines{}, f.paths(), o);
+        std::vector<records> mine;
+        for (std::uint64_t e = 0; e < 3; ++e) {
+          mine.push_back(drain(whole, 0, 7));
+          found[e].insert(found[e].end(), mine[e].begin(), mine[e].end());
+        }
+        for (std::uint64_t e = 0; e < 3; ++e) sum[e] += whole.report().epochs[e];
+        other_part |= whole.report().epochs[0].hash != whole.report().epochs[1].hash;
+        o.first_epoch = 1;
+        o.epochs = 2;
+        {
+          reader left(hd::lines{}, f.paths(), o);
+          hd::text_batch b;
+          for (int k = 0; k < 10; ++k) REQUIRE(left.pop(0, b));
+          left.stop();
+        }
+        reader again(hd::lines{}, f.paths(), o);
+        CHECK(drain(again, 0, 7) == mine[1]);
+        CHECK(drain(again, 0, 7) == mine[2]);
+        CHECK(mine[0] != mine[1]);
+      }
+      for (std::uint64_t e = 0; e < 3; ++e) {
+        CHECK(sorted(found[e]) == expected);
+        CHECK(sum[e].hash == sum[0].hash);
+      }
+      CHECK(other_part == (ranks > 1));
+    }
+  }
+}
+
 TEST_CASE("Every order of a small window is as likely as any other") {
   files f;
   f.add("a\nb\nc\n");

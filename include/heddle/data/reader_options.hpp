@@ -23,7 +23,7 @@ struct reader_options {
   std::size_t shuffle = 0;        ///< Records of the window in which order is random, 0 for the files' order.
   std::uint64_t seed = 0;         ///< Of the random order.
   bool deterministic = false;     ///< Whether batches depend on nothing but files and options.
-  std::size_t rank = 0;           ///< Which part of the pieces this reader takes.
+  std::size_t rank = 0;           ///< Which part of the pieces this reader takes; with `shuffle` another each epoch.
   std::size_t ranks = 1;          ///< Into how many parts they are divided.
   std::uint64_t skip = 0;         ///< Malformed records of an epoch that are left out before one is an error.
   bool hash = true;               ///< Whether to sum up hashes of records.
@@ -62,7 +62,7 @@ struct reader_options {
 /// @brief What was read in one epoch.
 struct epoch_report {
   std::uint64_t records = 0;    ///< Records parsed.
-  std::uint64_t hash = 0;       ///< Sum of their `record_hash`, modulo 2^64: the same in every epoch and order.
+  std::uint64_t hash = 0;       ///< Sum of their `record_hash`, modulo 2^64: over all ranks the same in every epoch.
   std::uint64_t bytes = 0;      ///< Bytes of the pieces; at the end those of all files of this rank.
   std::uint64_t blank = 0;      ///< Empty places that are no records.
   std::uint64_t malformed = 0;  ///< Records left out.
