@@ -31,10 +31,10 @@ template <class Row, class Rule, class Eviction> struct row_layout {
   // What an eviction says of a row's statistics. Where asking has changed them, the row has changed in this epoch.
   template <class Ask> static auto judge(std::byte* p, std::uint32_t epoch, Ask ask) noexcept {
     std::uint32_t* const w = statistics(p);
-    std::uint32_t former[words];
-    std::memcpy(former, w, sizeof former);
+    std::uint32_t former[words + 1];
+    std::memcpy(former, w, 4 * words);
     const auto said = ask(w);
-    if (std::memcmp(former, w, sizeof former) != 0) stamp(p, epoch);
+    if (std::memcmp(former, w, 4 * words) != 0) stamp(p, epoch);
     return said;
   }
   template <class Initial>
