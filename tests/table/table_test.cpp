@@ -467,6 +467,28 @@ TEST_CASE("deltas hold what an eviction has counted down") {
   deltas_of(hd::evict::ttl{.ticks = 9});
 }
 
+TEST_CASE("a table that follows another by its deltas doesn't grow by what is refused") {
+  using counted = hd::sparse_table<std::uint64_t, hd::row<dim>, hd::rule::sum, hd::initial::uniform, hd::admit::count>;
+  const folder dir;
+  const counted::settings how{.admission = {.n = 1000}, .shard_bits = 1};
+  counted t(how), u(how);
+  t.push(some_keys(1, 20000, 20000), gradients(1, 20000));
+  t.save(dir / "t");
+  u.load(dir / "t");
+  const std::size_t bytes = u.bytes();
+  for (int n = 0; n < 60; ++n) {
+    t.push(some_keys(1, 20000, 20000), gradients(1, 20000));
+    t.save_delta(dir / "d");
+    u.load_delta(dir / "d");
+  }
+  CHECK(u.bytes() <= bytes + (std::size_t{2} << 20));  // a slab
+  for (counted* x : {&t, &u}) {  // what it remembers is the same
+    while (x->size() == 0) x->push(some_keys(1, 20000, 20000), gradients(1, 20000));
+  }
+  CHECK(t.size() == u.size());
+  CHECK(t.counts().refused - u.counts().refused == 61 * 20000);
+}
+
 TEST_CASE("the counting Bloom filter admits never late, and early at the stated rate") {
   hd::detail::slabs memory;
   const hd::admission_context c{1, 0, memory};
@@ -756,7 +778,7 @@ TEST_CASE("forged files with right checksums are refused or read, never half") {
   b.load(dir / "base");
   const std::uint64_t before = b.checksum();
   int refused = 0, read = 0;
-  for (std::uint64_t i = 0; i < 1200; ++i) {
+  for (std::uint64_t i = 0; i < 400; ++i) {
     INFO("forgery " << i);
     const bool delta = i % 2 != 0;
     const std::uint64_t other[] = {std::uint64_t{1} << 63, ~std::uint64_t{0}, std::uint64_t{1} << 32, 0, 1, word(8, i)};
@@ -779,8 +801,8 @@ TEST_CASE("forged files with right checksums are refused or read, never half") {
       CHECK(t.checksum() == before);
     }
   }
-  CHECK(refused > 200);
-  CHECK(read > 200);
+  CHECK(refused > 60);
+  CHECK(read > 60);
 
   // Counts that are larger than what follows, wherever they stand; kinds that there aren't.
   for (const std::size_t at : {8, 24}) {

@@ -48,6 +48,10 @@ class refused_sums {
     const std::uint32_t i = store_.find(mixed, mixed << c.shard_bits);
     if (i != store_.none) store_.erase(i, c.shard_bits);
   }
+  // Its memory is used again, as nothing is given back to slabs.
+  void clear(const admission_context& c) noexcept {
+    store_.for_each([&](std::uint32_t i, std::byte*) { store_.erase(i, c.shard_bits); });
+  }
   std::size_t bytes() const noexcept { return 0; }  // they are in the table's slabs
   template <class Out> void save(Out& out) const {
     out.put(static_cast<std::uint64_t>(store_.size()));

@@ -263,8 +263,12 @@ template <class Table> struct table_files {
       s.prepare(w);
       s.raise(w, in.get<std::uint64_t>());
     }
-    s.refused = {};
-    if (admission) s.refused.load(in, {t.settings_.seed, bits, memory});
+    const admission_context context{t.settings_.seed, bits, memory};
+    if constexpr (requires { s.refused.clear(context); })
+      s.refused.clear(context);
+    else
+      s.refused = {};
+    if (admission) s.refused.load(in, context);
     for (std::size_t n = in.count(8); n > 0; --n) {
       const std::uint64_t mixed = next_key();
       const std::uint32_t row = s.rows.find(mixed, mixed << bits);
