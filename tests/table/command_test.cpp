@@ -3,14 +3,7 @@
 //
 // What a sharded_table has besides pull, read and push: against a sparse_table in one process that is told the same.
 
-#include <heddle/comm/lossy.hpp>
-#include <heddle/comm/threads_messenger.hpp>
-#include <heddle/table/sharded_table.hpp>
-#include <heddle/table/table_server.hpp>
-
-#include "catch.hpp"
-#include "folder.hpp"
-#include "rank_check.hpp"
+#include "servers.hpp"
 
 #include <algorithm>
 #include <filesystem>
@@ -27,10 +20,7 @@
 namespace hd = heddle;
 
 namespace {
-using namespace std::chrono_literals;
 constexpr std::size_t dim = 4;
-using keys_type = std::vector<std::uint64_t>;
-using floats = std::vector<float>;
 template <class Eviction, class Weight = float>
 using table_of = hd::sparse_table<std::uint64_t, hd::row<dim, Weight>, hd::rule::adagrad, hd::initial::uniform,
                                   hd::admit::always, Eviction>;
@@ -43,86 +33,6 @@ template <class Table> typename Table::settings how() {
   s.eviction.ticks = 2;
   return s;
 }
-hd::messenger_options quick() {
-  hd::messenger_options o;
-  o.beat = 20ms;
-  o.silence = 600ms;
-  o.patience = 5s;
-  return o;
-}
-hd::worker_options worker(int servers) {
-  hd::worker_options o;
-  o.servers = servers;
-  o.retry = 10ms;
-  o.patience = 20s;
-  return o;
-}
-const hd::losses none{};
-const hd::losses bad{.drop = 0.15, .duplicate = 0.15, .reorder = 0.15, .delay = 0.1, .longest = 5ms};
-
-// Servers, each of which may be killed, whereupon it starts again from its save; and what their tables are in the end.
-template <class Table> class servers {
- public:
-  servers(hd::threads::meeting_place place, hd::server_options o, hd::losses losses = {})
-      : place_(std::move(place)), options_(std::move(o)), losses_(losses), lives_(static_cast<std::size_t>(o.servers)) {
-    for (int r = 0; r < options_.servers; ++r) threads_.emplace_back([this, r] { live(r); });
-  }
-  ~servers() { stop(); }
-  // Ends them; the sum of their tables.
-  std::uint64_t stop() {
-    stops_ = true;
-    for (auto& t : threads_) t.join();
-    threads_.clear();
-    for (const std::string& e : errors_) UNSCOPED_INFO(e);
-    CHECK(errors_.empty());
-    return checksum_;
-  }
-  void kill(int r) {
-    const int before = lives_[static_cast<std::size_t>(r)];
-    dies_ = r;
-    while (lives_[static_cast<std::size_t>(r)] == before) std::this_thread::sleep_for(1ms);
-  }
-  std::string path(int r) const { return options_.path.empty() ? "" : options_.path + std::to_string(r); }
-
- private:
-  void live(int r) {
-    try {
-      while (!stops_) {
-        hd::threads::messenger inner(quick(), place_, r);
-        hd::losses mine = losses_;
-        mine.seed += static_cast<std::uint64_t>(r);
-        wire m(inner, mine);
-        Table part(hd::settings_of_server(how<Table>(), r, options_.servers));
-        hd::server_options o = options_;
-        o.path = path(r);
-        hd::table_server s(part, m, o);
-        ++lives_[static_cast<std::size_t>(r)];
-        while (!stops_ && dies_ != r) s.serve(1ms);
-        if (stops_) {
-          const std::lock_guard lock(mutex_);
-          checksum_ += part.checksum();
-        } else {
-          place_.kill(r);  // cut off, whatever it was about to say; its table is gone
-          dies_ = -1;
-        }
-      }
-    } catch (const std::exception& e) {
-      const std::lock_guard lock(mutex_);
-      errors_.push_back(std::to_string(r) + ": " + e.what());
-    }
-  }
-  hd::threads::meeting_place place_;
-  hd::server_options options_;
-  hd::losses losses_;
-  std::vector<std::atomic<int>> lives_;
-  std::atomic<int> dies_{-1};
-  std::atomic<bool> stops_{false};
-  std::mutex mutex_;
-  std::uint64_t checksum_ = 0;
-  std::vector<std::string> errors_;
-  std::vector<std::thread> threads_;
-};
-
 // Workers, a thread each; what they have thrown.
 template <class Table = table_type>
 std::vector<std::string> work(const hd::threads::meeting_place& place, int servers, int workers, hd::losses losses,
@@ -157,16 +67,9 @@ act act_of(int w, int step) {
                          act::evict, act::advance, act::advance, act::evict, act::nothing};
   return all[hd::philox(3, static_cast<std::uint64_t>(w * 1000 + step), 0).word[0] % 10];
 }
-keys_type keys_of(int w, int step, std::size_t n = 40) {
-  keys_type k(n);
-  for (std::size_t i = 0; i < n; ++i)
-    k[i] = hd::philox(1, static_cast<std::uint64_t>(w * 1000 + step), i).word[0] % 300;
-  return k;
-}
 floats gradients_of(int w, int step, const floats& rows) {
-  floats g(rows);
-  for (std::size_t i = 0; i < g.size(); ++i)
-    g[i] += hd::random_uniform(2, static_cast<std::uint64_t>(w * 1000 + step), i) - 0.5f;
+  floats g = draws_of(w, step, rows.size());
+  for (std::size_t i = 0; i < g.size(); ++i) g[i] += rows[i];
   return g;
 }
 // What a worker has been told: by erase and evict, of each step; by size and checksum, at each step that begins.
@@ -230,7 +133,7 @@ void same_as_alone(int server_count, int workers, int steps, const hd::losses& l
     for (const keys_type& k : h.gone) went += k.size();
   REQUIRE(went > 20);  // or it shows nothing
   const hd::threads::meeting_place place(server_count + workers);
-  servers<Table> s(place,
+  servers<Table> s(how<Table>(), place,
                    {.servers = server_count,
                     .workers = workers,
                     .staleness = ordered ? 0 : hd::server_options::unbounded,
@@ -305,8 +208,8 @@ TEST_CASE("servers killed in the middle of erase, advance and evict leave the sa
     hd::losses l = seed % 2 ? bad : none;
     l.seed = 50 * seed;
     servers<table_type> s(
-        place, {.servers = 2, .workers = 2, .staleness = 0, .ordered = true, .path = dir / "s", .save_every = 3 + seed},
-        l);
+        how<table_type>(), place,
+        {.servers = 2, .workers = 2, .staleness = 0, .ordered = true, .path = dir / "s", .save_every = 3 + seed}, l);
     std::vector<history> got(2);
     std::atomic<int> kills{0};
     std::atomic<int> at{0};
@@ -513,7 +416,7 @@ TEST_CASE("what is pushed while a server saves is in its worker's log until the 
 
 TEST_CASE("rows are visited, counted and summed over all servers") {
   const hd::threads::meeting_place place(5);
-  servers<table_type> s(place, {.servers = 3, .workers = 2}, bad);
+  servers<table_type> s(how<table_type>(), place, {.servers = 3, .workers = 2}, bad);
   table_type oracle(how<table_type>());
   for (int step = 0; step < 5; ++step)
     oracle.push(keys_of(0, step), floats(40 * dim, 0.25f + static_cast<float>(step)), {.lr = 0.1f});
@@ -541,7 +444,7 @@ TEST_CASE("rows are visited, counted and summed over all servers") {
 
 TEST_CASE("an erased row isn't read from the cache") {
   const hd::threads::meeting_place place(2);
-  servers<table_type> s(place, {});
+  servers<table_type> s(how<table_type>(), place, {});
   hd::worker_options o = worker(1);
   o.cached_rows = 64;
   o.cached_for = 100;
@@ -573,7 +476,8 @@ TEST_CASE("files of servers are loaded on any number of them: full, deltas, serv
     const folder dir;
     const hd::threads::meeting_place place(4);
     hd::losses l = loses ? bad : none;
-    servers<table_type> s(place, {.servers = 2, .workers = 2, .path = dir / "own", .save_every = 4}, l);
+    servers<table_type> s(how<table_type>(), place, {.servers = 2, .workers = 2, .path = dir / "own", .save_every = 4},
+                          l);
     std::atomic<bool> saved{false};
     std::uint64_t sum = 0, size = 0;
     std::map<std::uint64_t, seen_row> rows;
@@ -668,7 +572,7 @@ std::uint64_t loaded(const std::string& full, const std::vector<std::string>& de
 TEST_CASE("deltas go on where servers have started again, and hold then all rows") {
   const folder dir;
   const hd::threads::meeting_place place(3);
-  servers<table_type> s(place, {.servers = 2, .path = dir / "own"});
+  servers<table_type> s(how<table_type>(), place, {.servers = 2, .path = dir / "own"});
   std::vector<std::uint64_t> sums;
   std::vector<std::string> deltas;
   const auto errors = work(place, 2, 1, none, [&](int, client& c) {
@@ -717,7 +621,7 @@ TEST_CASE("deltas go on where servers have started again, and hold then all rows
   // Where no save is, nothing goes on.
   std::remove((dir / "own0").c_str());
   const hd::threads::meeting_place anew(3);
-  servers<table_type> t(anew, {.servers = 2, .path = dir / "own"});
+  servers<table_type> t(how<table_type>(), anew, {.servers = 2, .path = dir / "own"});
   CHECK(work(anew, 2, 1, none, [&](int, client& c) {
           RANK_CHECK_THROWS_AS(c.save_delta(dir / "f.7"), hd::argument_error);
           c.finish();
@@ -728,7 +632,7 @@ TEST_CASE("deltas go on where servers have started again, and hold then all rows
 TEST_CASE("a file that can't be written fails the call alone") {
   const folder dir;
   const hd::threads::meeting_place place(3);
-  servers<table_type> s(place, {.servers = 2, .path = dir / "own"});
+  servers<table_type> s(how<table_type>(), place, {.servers = 2, .path = dir / "own"});
   std::uint64_t sum = 0;
   const auto errors = work(place, 2, 1, none, [&](int, client& c) {
     c.push(keys_of(0, 0), floats(40 * dim, 1.0f), {.lr = 0.1f});
@@ -758,7 +662,7 @@ TEST_CASE("a file that can't be written fails the call alone") {
   using plain = hd::sparse_table<std::uint64_t, hd::row<dim>, hd::rule::adagrad, hd::initial::uniform,
                                  hd::admit::always, hd::evict::ttl, hd::guard::reject, hd::changes::untracked>;
   const hd::threads::meeting_place where(2);
-  servers<plain> t(where, {});
+  servers<plain> t(how<plain>(), where, {});
   CHECK(work<plain>(where, 1, 1, none, [&](int, auto& c) {
           c.push(keys_of(0, 0), floats(40 * dim, 1.0f), {.lr = 0.1f});
           c.save(dir / "p");
@@ -775,7 +679,7 @@ TEST_CASE("a server works while it writes a file, however long that takes") {
     const std::string pipe = dir / (own ? "own0.tmp" : "f-0.tmp");
     REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
     const hd::threads::meeting_place place(3);
-    servers<table_type> s(place, {.workers = 2, .path = own ? dir / "own" : std::string()});
+    servers<table_type> s(how<table_type>(), place, {.workers = 2, .path = own ? dir / "own" : std::string()});
     std::atomic<bool> wrote{false};
     hd::worker_options o = worker(1);
     o.patience = 2s;

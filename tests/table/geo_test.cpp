@@ -1,13 +1,9 @@
 // SPDX-FileCopyrightText: The Heddle authors
 // SPDX-License-Identifier: Apache-2.0
 
-#include <heddle/comm/lossy.hpp>
-#include <heddle/comm/threads_messenger.hpp>
 #include <heddle/table/geo_table.hpp>
-#include <heddle/table/table_server.hpp>
 
-#include "catch.hpp"
-#include "rank_check.hpp"
+#include "servers.hpp"
 
 #include <cmath>
 #include <functional>
@@ -17,24 +13,8 @@
 namespace hd = heddle;
 
 namespace {
-using namespace std::chrono_literals;
 constexpr std::size_t dim = 3;
-using keys_type = std::vector<std::uint64_t>;
-using floats = std::vector<float>;
 using wire = hd::lossy<hd::threads::messenger>;
-
-hd::messenger_options quick() {
-  hd::messenger_options o;
-  o.beat = 20ms;
-  o.silence = 600ms;
-  return o;
-}
-hd::worker_options worker(int servers) {
-  hd::worker_options o;
-  o.servers = servers;
-  o.retry = 10ms;
-  return o;
-}
 
 // Servers of Table and workers, a thread each. Returns the servers' rows of `keys`, and what went wrong.
 template <class Table>
@@ -74,7 +54,6 @@ std::pair<floats, std::string> run(int servers, int workers, const hd::losses& l
   }
   return {rows, failures};
 }
-const hd::losses bad{.drop = 0.1, .duplicate = 0.1, .reorder = 0.1};
 }  // namespace
 
 TEST_CASE("replicas on a sharded table send their moves in instalments, and flush sends the rest") {

@@ -1,14 +1,7 @@
 // SPDX-FileCopyrightText: The Heddle authors
 // SPDX-License-Identifier: Apache-2.0
 
-#include <heddle/comm/lossy.hpp>
-#include <heddle/comm/threads_messenger.hpp>
-#include <heddle/table/sharded_table.hpp>
-#include <heddle/table/table_server.hpp>
-
-#include "catch.hpp"
-#include "folder.hpp"
-#include "rank_check.hpp"
+#include "servers.hpp"
 
 #include <unistd.h>
 #include <cstdlib>
@@ -18,89 +11,23 @@
 namespace hd = heddle;
 
 namespace {
-using namespace std::chrono_literals;
-constexpr std::size_t dim = 4;
-using keys_type = std::vector<std::uint64_t>;
-using floats = std::vector<float>;
+constexpr std::size_t dim = 4, keys_per_step = 20;
 using table_type = hd::sparse_table<std::uint64_t, hd::row<dim>, hd::rule::adagrad>;
 using wire = hd::threads::messenger;
 using client = hd::sharded_table<table_type, wire>;
 
 const table_type::settings how{.seed = 5, .shard_bits = 4};
 
-hd::messenger_options quick() {
-  hd::messenger_options o;
-  o.beat = 20ms;
-  o.silence = 600ms;
-  o.patience = 5s;
+hd::worker_options heir_of_worker() {
+  hd::worker_options o = worker(1);
+  o.resumes = true;
   return o;
 }
-hd::worker_options worker(bool resumes = false) {
-  hd::worker_options o;
-  o.retry = 10ms;
-  o.patience = 20s;
-  o.resumes = resumes;
-  return o;
-}
-keys_type keys_of(int w, int step, std::size_t n = 20) {
-  keys_type k(n);
-  for (std::size_t i = 0; i < n; ++i) k[i] = hd::philox(1, static_cast<std::uint64_t>(w * 1000 + step), i).word[0] % 50;
-  return k;
-}
-floats gradients_of(int w, int step, std::size_t n = 20) {
-  floats g(n * dim);
-  for (std::size_t i = 0; i < g.size(); ++i)
-    g[i] = hd::random_uniform(2, static_cast<std::uint64_t>(w * 1000 + step), i) - 0.5f;
-  return g;
-}
+keys_type few_of(int w, int step) { return keys_of(w, step, keys_per_step, 50); }
+floats gradients_of(int w, int step) { return draws_of(w, step, keys_per_step * dim); }
 template <class Table> void push(Table& t, int w, int step) {
-  t.push(keys_of(w, step), gradients_of(w, step), {.lr = 0.1f});
+  t.push(few_of(w, step), gradients_of(w, step), {.lr = 0.1f});
 }
-
-// One server, of rank 0, on a thread of its own: it can be killed, and starts again from its file.
-class server {
- public:
-  server(hd::threads::meeting_place place, hd::server_options o) : place_(std::move(place)), options_(std::move(o)) {
-    thread_ = std::thread([this] { live(); });
-  }
-  ~server() { stop(); }
-  void kill() {
-    const int before = lives_;
-    dies_ = true;
-    while (lives_ == before) std::this_thread::sleep_for(1ms);
-  }
-  // Ends it; the checksum of its table.
-  std::uint64_t stop() {
-    stops_ = true;
-    if (thread_.joinable()) thread_.join();
-    return checksum_;
-  }
-  std::uint64_t applied(int w) const { return applied_[w]; }
-
- private:
-  void live() {
-    while (!stops_) {
-      wire m(quick(), place_, 0);
-      table_type part(how);
-      hd::table_server s(part, m, options_);
-      dies_ = false;
-      ++lives_;
-      while (!stops_ && !dies_) {
-        s.serve(1ms);
-        for (int w = 0; w < options_.workers; ++w) applied_[w] = s.applied(w);
-      }
-      checksum_ = part.checksum();
-      if (dies_) place_.kill(0);  // cut off, whatever it was about to say; its table is gone
-    }
-  }
-  hd::threads::meeting_place place_;
-  hd::server_options options_;
-  std::atomic<int> lives_{0};
-  std::atomic<bool> dies_{false}, stops_{false};
-  std::atomic<std::uint64_t> applied_[2] = {0, 0};
-  std::uint64_t checksum_ = 0;
-  std::thread thread_;
-};
 }  // namespace
 
 TEST_CASE("a server that dies after a worker was replaced has all that no log has any more") {
@@ -108,11 +35,12 @@ TEST_CASE("a server that dies after a worker was replaced has all that no log ha
     INFO("ordered " << ordered);
     const folder dir;
     const hd::threads::meeting_place place(3);
-    server s(place, {.workers = ordered ? 2 : 1,
-                     .staleness = ordered ? 3 : hd::server_options::unbounded,
-                     .ordered = ordered,
-                     .on_death = hd::worker_death::wait,
-                     .path = dir / "s"});
+    servers<table_type> s(how, place,
+                          {.workers = ordered ? 2 : 1,
+                           .staleness = ordered ? 3 : hd::server_options::unbounded,
+                           .ordered = ordered,
+                           .on_death = hd::worker_death::wait,
+                           .path = dir / "s"});
     std::string error;
     std::uint64_t before = 99;
     try {
@@ -120,23 +48,23 @@ TEST_CASE("a server that dies after a worker was replaced has all that no log ha
       std::unique_ptr<client> other;
       if (ordered) {
         m2 = std::make_unique<wire>(quick(), place, 2);
-        other = std::make_unique<client>(how, *m2, worker());
+        other = std::make_unique<client>(how, *m2, worker(1));
         push(*other, 1, 0);
       }
       {
         wire m(quick(), place, 1);
-        client c(how, m, worker());
+        client c(how, m, worker(1));
         for (int step = 0; step < 2; ++step) push(c, 0, step);
         c.flush();
         while (s.applied(0) < (ordered ? 1 : 2)) std::this_thread::sleep_for(1ms);
         hd::threads::meeting_place(place).kill(1);
       }
       wire m(quick(), place, 1);
-      client heir(how, m, worker(true));
+      client heir(how, m, heir_of_worker());
       before = heir.pushed_before();
       for (int step = static_cast<int>(before); step < 3; ++step) push(heir, 0, step);
       heir.flush();
-      s.kill();
+      s.kill(0);
       push(heir, 0, 3);
       if (ordered) {
         for (int step = 1; step < 4; ++step) push(*other, 1, step);
@@ -161,16 +89,16 @@ TEST_CASE("a server that dies after a worker was replaced has all that no log ha
 TEST_CASE("what a worker's former object has pushed waits for its step, also where the next one doesn't resume") {
   const folder dir;
   const hd::threads::meeting_place place(3);
-  server s(place, {.workers = 2, .staleness = 3, .ordered = true, .path = dir / "s"});
+  servers<table_type> s(how, place, {.workers = 2, .staleness = 3, .ordered = true, .path = dir / "s"});
   wire m1(quick(), place, 1), m2(quick(), place, 2);
-  client other(how, m2, worker());
+  client other(how, m2, worker(1));
   push(other, 1, 0);
   {
-    client c(how, m1, worker());
+    client c(how, m1, worker(1));
     for (int step = 0; step < 2; ++step) push(c, 0, step);
     c.flush();
   }
-  client next(how, m1, worker());
+  client next(how, m1, worker(1));
   CHECK(next.pushed_before() == 2);
   push(next, 0, 2);
   for (int step = 1; step < 3; ++step) push(other, 1, step);
@@ -186,22 +114,22 @@ TEST_CASE("what a worker's former object has pushed waits for its step, also whe
 namespace {
 // Each step trains by rows that were asked for before the step in front of it was pushed.
 void train_ahead(int w, hd::sharded_table<table_type, hd::lossy<wire>>& c, int steps) {
-  floats rows(20 * dim);
-  c.pull(keys_of(w, 0), rows);
+  floats rows(keys_per_step * dim);
+  c.pull(few_of(w, 0), rows);
   for (int s = 0; s < steps; ++s) {
     floats g = gradients_of(w, s);
     for (std::size_t i = 0; i < g.size(); ++i) g[i] += rows[i];
-    auto next = c.start_pull(keys_of(w, s + 1));
-    c.push(keys_of(w, s), g, {.lr = 0.1f});
+    auto next = c.start_pull(few_of(w, s + 1));
+    c.push(few_of(w, s), g, {.lr = 0.1f});
     c.finish_pull(std::move(next), rows);
   }
   c.finish();
 }
 std::uint64_t reference_ahead(int workers, int steps) {
   table_type t(how);
-  std::vector<floats> rows(static_cast<std::size_t>(workers), floats(20 * dim));
+  std::vector<floats> rows(static_cast<std::size_t>(workers), floats(keys_per_step * dim));
   const auto read = [&](int step) {
-    for (int w = 0; w < workers; ++w) t.preview(keys_of(w, step), rows[static_cast<std::size_t>(w)]);
+    for (int w = 0; w < workers; ++w) t.preview(few_of(w, step), rows[static_cast<std::size_t>(w)]);
   };
   read(0);
   for (int s = 0; s < steps; ++s) {
@@ -211,7 +139,7 @@ std::uint64_t reference_ahead(int workers, int steps) {
       for (std::size_t i = 0; i < all.back().size(); ++i) all.back()[i] += rows[static_cast<std::size_t>(w)][i];
     }
     read(s + 1);
-    for (int w = 0; w < workers; ++w) t.push(keys_of(w, s), all[static_cast<std::size_t>(w)], {.lr = 0.1f});
+    for (int w = 0; w < workers; ++w) t.push(few_of(w, s), all[static_cast<std::size_t>(w)], {.lr = 0.1f});
   }
   return t.checksum();
 }
@@ -225,19 +153,20 @@ TEST_CASE("rows that are asked for in advance are of one step in synchronous mod
         .drop = 0.15, .duplicate = 0.15, .reorder = 0.15, .delay = 0.1, .longest = 5ms, .seed = seed};
     const folder dir;
     const hd::threads::meeting_place place(3);
-    server s(place, {.workers = 2, .staleness = 0, .ordered = true, .path = dir / "s", .save_every = 6});
+    servers<table_type> s(how, place,
+                          {.workers = 2, .staleness = 0, .ordered = true, .path = dir / "s", .save_every = 6});
     std::vector<std::future<void>> all;
     for (int w = 0; w < 2; ++w) {
       all.push_back(std::async(std::launch::async, [&, w] {
         wire inner(quick(), place, 1 + w);
         hd::lossy<wire> m(inner, losses);
-        hd::sharded_table<table_type, hd::lossy<wire>> c(how, m, worker());
+        hd::sharded_table<table_type, hd::lossy<wire>> c(how, m, worker(1));
         train_ahead(w, c, steps);
       }));
     }
     if (seed == 3) {
       while (s.applied(1) < 5) std::this_thread::sleep_for(1ms);
-      s.kill();
+      s.kill(0);
     }
     for (auto& w : all) w.get();
     CHECK(s.stop() == expected);

@@ -1,14 +1,7 @@
 // SPDX-FileCopyrightText: The Heddle authors
 // SPDX-License-Identifier: Apache-2.0
 
-#include <heddle/comm/lossy.hpp>
-#include <heddle/comm/threads_messenger.hpp>
-#include <heddle/table/sharded_table.hpp>
-#include <heddle/table/table_server.hpp>
-
-#include "catch.hpp"
-#include "folder.hpp"
-#include "rank_check.hpp"
+#include "servers.hpp"
 
 #include <unistd.h>
 #include <cstdlib>
@@ -17,44 +10,14 @@
 namespace hd = heddle;
 
 namespace {
-using namespace std::chrono_literals;
 constexpr std::size_t dim = 4;
-using keys_type = std::vector<std::uint64_t>;
-using floats = std::vector<float>;
 using table_type = hd::sparse_table<std::uint64_t, hd::row<dim>, hd::rule::adagrad>;
 using wire = hd::lossy<hd::threads::messenger>;
 using client = hd::sharded_table<table_type, wire>;
 
 const table_type::settings how{.seed = 5, .shard_bits = 4};
 
-hd::messenger_options quick() {
-  hd::messenger_options o;
-  o.beat = 20ms;
-  o.silence = 600ms;
-  o.patience = 5s;
-  return o;
-}
-hd::worker_options worker(int servers) {
-  hd::worker_options o;
-  o.servers = servers;
-  o.retry = 10ms;
-  o.patience = 20s;
-  return o;
-}
-
-// What worker w pushes in a step.
-keys_type keys_of(int w, int step, std::size_t n = 40) {
-  keys_type k(n);
-  for (std::size_t i = 0; i < n; ++i)
-    k[i] = hd::philox(1, static_cast<std::uint64_t>(w * 1000 + step), i).word[0] % 300;
-  return k;
-}
-floats gradients_of(int w, int step, std::size_t n = 40) {
-  floats g(n * dim);
-  for (std::size_t i = 0; i < g.size(); ++i)
-    g[i] = hd::random_uniform(2, static_cast<std::uint64_t>(w * 1000 + step), i) - 0.5f;
-  return g;
-}
+floats gradients_of(int w, int step, std::size_t n = 40) { return draws_of(w, step, n * dim); }
 
 struct outcome {
   std::uint64_t checksum = 0;
@@ -140,8 +103,6 @@ std::uint64_t reference(int workers, int steps) {
   }
   return t.checksum();
 }
-const hd::losses none{};
-const hd::losses bad{.drop = 0.15, .duplicate = 0.15, .reorder = 0.15, .delay = 0.1, .longest = 5ms};
 }  // namespace
 
 TEST_CASE("virtual shards go to servers in equal runs") {
