@@ -248,6 +248,9 @@ void bounded(std::size_t draws) {
     table.push(keys, gradients, {.lr = 0.01f});
     t += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (done / batch % 256 == 0) most = std::max(most, table.bytes());
+    // The formula's rate for keys that come after so many.
+    const double rate =
+        std::pow(1.0 - std::exp(-4.0 * static_cast<double>(distinct) / static_cast<double>(cells)), 4.0);
     places.clear();
     for (std::size_t i = 0; i < batch; ++i) {
       const std::size_t x = hd::detail::unmix(keys[i]);
@@ -264,8 +267,7 @@ void bounded(std::size_t draws) {
     rows.resize(fresh.size() * dim);
     early += fresh.size() - table.read(fresh, rows);
     fresh_in_all += fresh.size();
-    // The formula's rate for keys that come after so many.
-    stated = std::pow(1.0 - std::exp(-4.0 * static_cast<double>(distinct) / static_cast<double>(cells)), 4.0);
+    stated += rate * static_cast<double>(fresh.size());
   }
   const auto c = table.counts();
   const double limit = static_cast<double>(bound + cells) * 1.02;
@@ -273,9 +275,10 @@ void bounded(std::size_t draws) {
               static_cast<unsigned long long>(c.created), static_cast<unsigned long long>(c.refused),
               static_cast<unsigned long long>(c.evicted), static_cast<double>(draws) * 1e-6 / t);
   const double part = static_cast<double>(early) / static_cast<double>(fresh_in_all);
+  stated /= static_cast<double>(fresh_in_all);
   std::printf(
-      "bounded: %zu distinct keys of %zu drawn; %zu of %zu had a row at their first sighting, %.4f %%; stated %.4f "
-      "%%\n",
+      "bounded: %zu distinct keys of %zu drawn; %zu of %zu had a row at their first sighting, %.4f %%; stated "
+      "%.4f %%\n",
       distinct, draws, early, fresh_in_all, 100.0 * part, 100.0 * stated);
   std::printf("RATIO bounded.100M.early %.3g %.3g part %.3f\n", part, stated, stated / std::max(part, 1e-9));
   std::printf("RATIO bounded.100M %.1f %.1f MiB %.3f\n", static_cast<double>(most) / 0x1p20, limit / 0x1p20,

@@ -856,13 +856,19 @@ TEST_CASE("a plan serves the rank that it was made for, and no other") {
     hd::all_reduce_plan plan(t, 1, 3, 12);
     plan(comm, data.data(), hd::leaf_of<float>(hd::sum{}));
   };
-  for (const int of : {1, 2, 4}) {  // two of the four would reduce among themselves
+  const auto scatter = [](auto& comm, const auto& t) {
+    std::vector<float> data(12);
+    hd::halved_plan(t, 1, 3, 12).reduce_scatter(comm, data.data(), hd::leaf_of<float>(hd::sum{}));
+  };
+  const auto gather = [](auto& comm, const auto& t) {
+    std::vector<float> data(12);
+    hd::halved_plan(t, 1, 3, 12).all_gather(comm, data.data());
+  };
+  for (const int of : {1, 2, 3, 4}) {  // two of the four would reduce among themselves
     refused(hd::ring{}, of, reduce);
     refused(hd::native{}, of, reduce);
-    refused(hd::ring{}, of, [](auto& comm, const auto& t) {
-      std::vector<float> data(12);
-      hd::halved_plan(t, 1, 3, 12).all_gather(comm, data.data());
-    });
+    refused(hd::ring{}, of, scatter);
+    refused(hd::ring{}, of, gather);
   }
   for (const int rank : {-1, 3, 4}) {
     CHECK_THROWS_AS(hd::all_reduce_plan(hd::ring{}, rank, 3, 12), hd::argument_error);

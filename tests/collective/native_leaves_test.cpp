@@ -35,6 +35,23 @@ TEST_CASE("native as a leaf, on threads, in even and in ragged groups") {
   });
 }
 
+TEST_CASE("a plan with native leaves serves the rank that it was made for, and no other") {
+  for (const int of : {1, 2, 3, 4}) {
+    std::string text;
+    try {
+      hd::threads::run(of, [](auto& comm) {
+        std::vector<float> data(12);
+        hd::all_reduce_plan plan(hd::hierarchical{hd::native{}, hd::ring{}, 2}, 1, 3, data.size());
+        plan(comm, data.data(), hd::leaf_of<float>(hd::sum{}));
+      });
+    } catch (const hd::argument_error& e) {
+      text = e.what();
+    }
+    INFO(text);
+    CHECK(text.find("a plan for rank 1 of 3 is called by rank") != std::string::npos);
+  }
+}
+
 TEST_CASE("a hierarchy with native leaves sends what one of schedules sends, and splits once") {
   hd::threads::run(8, [](auto& comm) {
     hd::counting counted(comm);

@@ -37,7 +37,7 @@ class all_reduce_plan<hierarchical<Intra, Inter>, Operation> {
 
  public:
   /// @param t The topology. @param rank This rank. @param size Number of ranks. @param count Elements.
-  /// Throws: argument_error if the topology's group is negative; what its parts throw.
+  /// Throws: argument_error if the topology's group is negative or there is no such rank; what its parts throw.
   all_reduce_plan(const hierarchical<Intra, Inter>& t, int rank, int size, std::size_t count)
       : whose_("all_reduce_plan", rank, size),
         count_(count),
@@ -67,6 +67,7 @@ class all_reduce_plan<hierarchical<Intra, Inter>, Operation> {
   /// @brief Reduces `buffer` in place over all ranks.
   /// Sync:   returns when this rank's result is complete and no peer reads its buffer.
   /// @return Whether a value that this rank finished left float16's range.
+  /// Throws: argument_error on another rank, or among other ranks, than the plan was made for; see the class.
   template <communicator Comm> bool operator()(Comm& comm, void* buffer, const leaf& l) {
     static_assert(
         has_levels<Comm> && !stream_ordered<Comm>,

@@ -36,6 +36,7 @@ struct adamw {
     return detail::adam_step<true>{detail::moments(*this, x), x.lr, weight_decay * x.decay_scale};
   }
   /// One step of n elements.
+  /// A template without a choice, so that it costs only files that use it.
   template <class Context = update_context>
   void update(float* parameter, const float* gradient, float* const* state, std::size_t n,
               const Context& x) const noexcept {

@@ -52,6 +52,7 @@ struct sgd {
     return detail::sgd_step{x.lr, momentum, weight_decay * x.decay_scale, nesterov};
   }
   /// One step of n elements; without momentum the velocity isn't touched.
+  /// A template without a choice, so that it costs only files that use it.
   template <class Context = update_context>
   void update(float* parameter, const float* gradient, float* const* state, std::size_t n,
               const Context& x) const noexcept {
