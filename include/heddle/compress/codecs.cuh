@@ -207,7 +207,7 @@ template <class Codec> class codec_device {
                        cudaLaunchKernelEx(&config, detail::encode_blocks<Codec>, codec_, detail::fed(g, factor, e, x),
                                           n, numbers, payload, not_finite));
   }
-  /// @brief e becomes what the payload lacks.
+  /// @brief e becomes what the payload lacks, at the scale of x.held_scale and x.held_late.
   void hold(const float* g, device_factor factor, float* e, std::size_t n, const encode_context& x,
             const std::byte* payload, cuda::queue q) const {
     for (const void* p : {static_cast<const void*>(g), static_cast<const void*>(payload), static_cast<const void*>(e)})

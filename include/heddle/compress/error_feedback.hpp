@@ -21,7 +21,8 @@ inline namespace v0 {
 /// State:   4 bytes per element (e).
 /// Traffic: beside the codec's, 8 bytes per element read to make v and 12 to make it again as e, in one pass with what
 ///          was sent; a codec of your own without add_block() needs 16 more, and 4 bytes an element of memory, as its
-///          packet is decoded before e moves.
+///          packet is decoded before e moves. In a step whose rate is another and wasn't told to begin(), 4 more to see
+///          that e, scaled, stays a float.
 /// Order:   ends a chain: clip{} | error_feedback{top_k{}}.
 /// Sync:    never.
 /// Paper:   Stich et al. 2018; Karimireddy et al. 2019.

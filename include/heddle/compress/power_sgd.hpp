@@ -27,7 +27,7 @@ inline namespace v0 {
 /// Traffic: 32 bytes per element: g and e are read three times (M isn't stored), e and the update written; the least
 ///          possible. The factors come on top, some 60 rank columns and 20 rank^2 rows bytes: little where they
 ///          are much smaller than M. In the first round R is read for each row, from cache where its 8 rank columns
-///          bytes fit.
+///          bytes fit. In a step whose rate is another and wasn't told to begin(), 4 bytes an element more.
 /// Order:   ends a chain. Error feedback is part of it.
 /// Sync:    never.
 /// Paper:   Vogels, Karimireddy and Jaggi 2019, algorithms 1 and 2; R is normalised before it is used, so that nothing

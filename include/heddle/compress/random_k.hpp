@@ -15,7 +15,8 @@ inline namespace v0 {
 /// is the gradient's; inside error_feedback as it is. With density 1 it is the dense mean.
 /// Wire:    an all-reduce of k = ceil(density n) floats, and one a bucket for the flag.
 /// State:   none; error_feedback holds 4 bytes per element.
-/// Traffic: 12 bytes per element to make what is sent; the picked ones afterwards, and 4 written.
+/// Traffic: 12 bytes per element to make what is sent; the picked ones afterwards, and 4 written. Where a rate that
+///          begin() wasn't told has changed what is held, the picked ones once more, kept as floats meanwhile.
 /// Order:   ends a chain, or inside error_feedback, which converges where this alone is too noisy.
 /// Sync:    never.
 /// Paper:   Stich et al. 2018 (rand-k); Wangni et al. 2018. Stratified, where they draw without rule: no element is

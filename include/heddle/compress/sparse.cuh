@@ -227,7 +227,7 @@ class top_k_device {
                  q);
     cuda::sort_pairs(index, value, k, resource, q);
   }
-  /// @brief e becomes what the entries lack.
+  /// @brief e becomes what the entries lack, at the scale of x.held_scale and x.held_late.
   void hold(const float* g, device_factor factor, float* e, std::size_t n, const encode_context& x,
             const std::uint32_t* index, cuda::queue q) const {
     for (const void* p : {static_cast<const void*>(g), static_cast<const void*>(e), static_cast<const void*>(index)})
@@ -293,7 +293,7 @@ class random_k_device {
     detail::launch_over("random_k_device::send", n, q, detail::flag_values<std::size_t>, v, n, not_finite);
     cuda::for_each(of.k, detail::send_choice{of, v, sums}, q);
   }
-  /// @brief Makes the update of the sums of all ranks, and moves e.
+  /// @brief Makes the update of the sums of all ranks, and moves e, at the scale of x.held_scale and x.held_late.
   void commit(float* g, device_factor factor, float* e, std::size_t n, const encode_context& x, const float* sums,
               cuda::queue q) const {
     for (const void* p : {static_cast<const void*>(g), static_cast<const void*>(sums)})

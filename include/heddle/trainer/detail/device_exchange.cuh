@@ -11,6 +11,7 @@
 #include <heddle/trainer/detail/worker.hpp>
 
 #include <atomic>
+#include <limits>
 
 namespace heddle {
 inline namespace v0 {
@@ -146,7 +147,8 @@ template <class Strategy, class Comm> class device_exchange {
   void settle(bool take, float held_scale, cuda::queue q) {
     if constexpr (kind::holds) {
       if (!take) return;
-      context_.held_late = held_scale / agreed_.held_scale;
+      const float late = held_scale / agreed_.held_scale;
+      context_.held_late = late > 0.0f && late <= (std::numeric_limits<float>::max)() ? late : 1.0f;
       for (one& b : buckets_) {
         for (const bucket_piece& p : b.pieces) form_.correct(facts(p.tensor), p.tensor, queue_);
         with_messages(b, [&](const auto&... messages) {
