@@ -49,7 +49,7 @@ inline examples::option_table table_of(options& o) {
   t.size("epochs", "times through the text", o.epochs, 1, 1000000);
   t.flag("in-order", "read in the file's order, as word2vec.c does, instead of a random one in each epoch", o.in_order);
   t.size("threads", "that share the vectors; 1 gives the same result in every run", o.threads, 1, 1024);
-  t.real("rate", "learning rate at the start", o.rate, 1e-9, 1.0);
+  t.real("rate", "learning rate at the start; replicas on slow links need less, such as 0.025", o.rate, 1e-9, 1.0);
   t.size("seed", "of the initial values and of what is drawn", o.seed, 0, ~std::size_t{0});
   t.text("eval", "FOLDER",
          "judge the vectors by the questions-words.txt and wordsim353.csv there, or in its analogy/ and wordsim353/",
