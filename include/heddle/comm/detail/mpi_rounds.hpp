@@ -160,8 +160,9 @@ class rounds : public pending {
     grow(memory_, used);
     grow(lent_, lent);
     auto held = session_->enter();
-    for (std::size_t i = 0; i < in.size(); ++i) post(h, i, in[i], part);
+    // Sends first: a receive copies at once what is there already, and peers would wait for their messages meanwhile.
     for (std::size_t i = 0; i < out.size(); ++i) post(h, i, out[i]);
+    for (std::size_t i = 0; i < in.size(); ++i) post(h, i, in[i], part);
     for (const announcement& a : early) {
       header then = h;
       then.round = a.round;
@@ -271,15 +272,18 @@ class rounds : public pending {
         again = false;
         continue;
       }
-      again = !again;
-      if (again) continue;  // MPI looks first and moves messages then: what that has ended is seen now
       const auto now = session_->now();
-      if (session_->look(now)) throw_failure(h);
-      if (!reported && now - moved > o.stall) {
+      const bool failed = session_->look(now), is_late = now - moved > session_->deadline();
+      const bool stalls = !reported && now - moved > o.stall;
+      if (failed || is_late || stalls) {
+        // MPI looks first and moves messages then: what that has ended is seen in another look.
+        if (!std::exchange(again, true)) continue;
+        if (failed) throw_failure(h);
+        if (stalls) o.on_stall(o.stall_context, stalled(h, in));
+        if (is_late) late(h, in);
         reported = true;
-        o.on_stall(o.stall_context, stalled(h, in));
+        again = false;
       }
-      if (now - moved > session_->deadline()) late(h, in);
       pause(now - moved);
     }
   }
