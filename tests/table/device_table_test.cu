@@ -167,7 +167,28 @@ TEST_CASE("rows that find no room on a device spill into the host's memory") {
                                  hd::cuda::memory, hd::spill::to<hd::cuda_pinned>>;
   CHECK_THROWS_AS(table({.capacity = 1}, memory, q, {&pinned, std::size_t{1} << 30}), hd::argument_error);
   CHECK_THROWS_AS(table({.capacity = 1}, memory, q, {nullptr, 1}), hd::argument_error);
+  CHECK_THROWS_AS(table({.capacity = 0}, memory, q, {nullptr, 0}), hd::argument_error);
+  CHECK_THROWS_AS(table({.capacity = (std::size_t{1} << 30) + 1}, memory, q, {nullptr, 0}), hd::argument_error);
+  CHECK_THROWS_AS(table({.capacity = ~std::size_t{0}}, memory, q, {nullptr, 0}), hd::argument_error);
   CHECK(table({.capacity = 1}, memory, q, {nullptr, 0}).spilled_bytes() == 0);
+}
+
+TEST_CASE("as many rows as a device's table may have lie apart, far behind 2^32 bytes") {
+  using layout = hd::detail::row_layout<hd::row<16>, hd::rule::adagrad, hd::evict::never>;
+  constexpr std::uintptr_t records = std::uintptr_t{1} << 44, spilled = std::uintptr_t{1} << 45;
+  constexpr std::uint32_t near = 1u << 29, most = 1u << 30;
+  hd::detail::device_rows<layout> t{};
+  t.records = reinterpret_cast<std::byte*>(records);
+  t.spilled = reinterpret_cast<std::byte*>(spilled);
+  t.near = near;
+  t.capacity = most;
+  t.slot_count = 2 * most;
+  const auto place = [&](std::uint32_t row) { return reinterpret_cast<std::uintptr_t>(t.at(row)); };
+  CHECK(place(near - 1) == records + ((std::uintptr_t{1} << 29) - 1) * layout::bytes);
+  CHECK(place(near) == spilled);
+  CHECK(place(most - 1) == spilled + ((std::uintptr_t{1} << 29) - 1) * layout::bytes);
+  CHECK(t.home(~std::uint64_t{0}) == 2 * most - 1);
+  CHECK(t.after(2 * most - 1) == 0);
 }
 
 TEST_CASE("bags of rows are pooled, and their gradients pushed") { bags<hd::cuda>(); }
