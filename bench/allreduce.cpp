@@ -6,7 +6,8 @@
 // bench/allreduce.py runs this, in turn with the peers (bench/peers):
 //     allreduce RANKS BYTES CALLS SAMPLES...   prints "<what> <bytes> <seconds>" per sample: native{}, ring{},
 //                                              halving_doubling{} and, as "userop", ring{} with an operation of the
-//                                              user's, in place, one call of CALLS in a row
+//                                              user's, in place, one call of CALLS in a row; with two ranks a loop by
+//                                              hand, too, that reads and writes what native{} must
 //     allreduce stream RANKS                   prints "stream <bytes per second>": every rank scales 64 MiB of its own
 //     allreduce overlap                        prints "<what> 0 <seconds>" of compute, serial and overlapped steps
 //     allreduce buckets                        prints "<links>.<cap or automatic> <bytes> <seconds>" of steps of a model of
@@ -19,6 +20,7 @@
 #include <heddle/collective/verify.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -73,11 +75,44 @@ double sample(Comm& comm, Plan& plan, std::vector<float>& data, int calls,
   return since(start) / calls;
 }
 
+// What native{} on two ranks can't do without: each reads its half of both buffers, but what is before the first cache
+// line, and writes the sums into both.
+#if defined(__x86_64__) && defined(__GNUC__)
+__attribute__((target_clones("avx2", "default")))
+#endif
+void add_both(float* __restrict a, float* __restrict b, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) a[i] = b[i] = a[i] + b[i];
+}
+
+struct by_hand {
+  float* buffers[2] = {};
+  std::atomic<int> passes[2] = {};
+
+  // A pass, in pieces and every other time backwards, as native{} goes, and then a wait for the other rank.
+  void operator()(int rank, std::size_t n, int pass) {
+    constexpr std::size_t piece = 2048;
+    const std::size_t lead = (0 - reinterpret_cast<std::uintptr_t>(buffers[0])) % 64 / sizeof(float);
+    const std::size_t middle = n / 32 * 16 + lead, begin = rank ? middle : lead, end = rank ? n : middle;
+    const std::size_t pieces = (end - begin + piece - 1) / piece;
+    for (std::size_t k = 0; k < pieces; ++k) {
+      const std::size_t i = begin + (pass % 2 ? k : pieces - 1 - k) * piece;
+      add_both(buffers[0] + i, buffers[1] + i, (std::min)(piece, end - i));
+    }
+    passes[rank].store(pass, std::memory_order_release);
+    for (int looks = 0; passes[1 - rank].load(std::memory_order_acquire) < pass; ++looks) {
+      if (looks > 10000) std::this_thread::yield();
+    }
+  }
+};
+
 void reduce(int ranks, std::size_t bytes, int calls, int samples) {
   const std::size_t n = bytes / sizeof(float);
+  by_hand loop;
   hd::threads::run(ranks, [&](auto& comm) {
     place(comm.rank(), ranks);
     std::vector<float> data(n);
+    if (ranks == 2) loop.buffers[comm.rank()] = data.data();
+    int pass = 0;
     const auto prepare = [&](const char* what, const auto& topology) {
       hd::all_reduce_plan<std::remove_cvref_t<decltype(topology)>> plan(topology, comm.rank(), ranks, n);
       std::fill(data.begin(), data.end(), 1.0f);
@@ -100,6 +135,11 @@ void reduce(int ranks, std::size_t bytes, int calls, int samples) {
         else print("ring", sample(comm, ring, data, calls));
       }
       print("halving_doubling", sample(comm, halving, data, calls));
+      if (ranks != 2) continue;
+      hd::barrier(comm);
+      const auto start = clock_type::now();
+      for (int c = 0; c < calls; ++c) loop(comm.rank(), n, ++pass);
+      print("hand", since(start) / calls);
     }
   });
 }

@@ -101,6 +101,7 @@ def compare(peers):
             case = f"threads.{label(size)}.floor" if what == "native" else f"threads.{what}.{label(size)}.floor"
             moved = 2 * 2 * size if what == "native" else 2 * 2.5 * size
             ratio(case, 1e6 * median("threads", what, size), 1e6 * moved / bandwidth)
+        ratio(f"threads.{label(size)}.hand", 1e6 * median("threads", "native", size), 1e6 * median("threads", "hand", size))
     for size in MANY:
         case = f"threads.{MANY_RANKS}ranks.{label(size)}.openmpi"
         if ("many", "openmpi", size) in samples:
@@ -133,7 +134,7 @@ def draw(path):
     """Bytes reduced per second over the size, both axes logarithmic."""
     lines = {}
     for group, what, size in samples:
-        if group == "threads" and size and what != "userop":
+        if group == "threads" and size and what not in ("userop", "hand"):
             lines.setdefault(what, []).append((size, size / median(group, what, size) / 1e9))
     left, top, width, height = 60, 20, 560, 300
     low = min(y for line in lines.values() for _, y in line)
