@@ -95,10 +95,13 @@ class contest {
     bool right = true;
     for (int i = -1; i < repetitions; ++i) {
       for (std::size_t turn = 0; turn < all_.size(); ++turn) {
-        // The ring and the user's operation take turns in each other's place, since who ran before matters.
-        const std::size_t other = turn == ring_ ? userop_ : turn == userop_ ? ring_ : turn;
-        contender& c = all_[i % 2 ? other : turn];
-        for (std::size_t k = 0; k < data_.size(); ++k) data_[k] = static_cast<float>(comm_.rank() + 1);
+        contender& c = all_[turn];
+        const auto fill = [&] {
+          for (std::size_t k = 0; k < data_.size(); ++k) data_[k] = static_cast<float>(comm_.rank() + 1);
+        };
+        fill();
+        c.run();  // what one leaves in caches and heap would be the next one's: each begins from its own
+        fill();
         MPI_Barrier(MPI_COMM_WORLD);
         const double start = MPI_Wtime();
         c.run();
