@@ -629,6 +629,45 @@ TEST_CASE("deltas go on where servers have started again, and hold then all rows
   t.stop();
 }
 
+TEST_CASE("deltas follow the file that a server's table was loaded from, also where it keeps no save yet") {
+  const folder dir;
+  table_type day(how<table_type>());
+  day.push(keys_of(0, 0), floats(40 * dim, 1.0f), {.lr = 0.1f});
+  day.save(dir / "day-0");
+  const auto push = [](auto& t, int step) { t.push(keys_of(0, step), floats(40 * dim, 1.0f), {.lr = 0.1f}); };
+  // Lives of a server and its worker; the first begins with the file, the next one with what the server keeps.
+  for (int life = 1; life <= 2; ++life) {
+    const hd::threads::meeting_place place(2);
+    std::atomic<bool> stops{false};
+    std::string said;
+    std::thread server([&] {
+      try {
+        hd::threads::messenger m(quick(), place, 0);
+        table_type part(how<table_type>());
+        if (life == 1) part.load(dir / "day-0");
+        hd::table_server s(part, m, {.path = dir / "own"});
+        while (!stops) s.serve(1ms);
+      } catch (const std::exception& e) {
+        said = e.what();
+      }
+    });
+    const auto errors = work(place, 1, 1, none, [&](int, client& c) {
+      push(c, life);
+      c.save_delta(dir / ("day." + std::to_string(life)));
+      c.finish();
+    });
+    stops = true;
+    server.join();
+    CHECK(said == "");
+    CHECK(errors == std::vector<std::string>{});
+    table_type t(how<table_type>());
+    t.load(dir / "day-0");
+    for (int n = 1; n <= life; ++n) t.load_delta(dir / ("day." + std::to_string(n) + "-0"));
+    push(day, life);
+    CHECK(t.checksum() == day.checksum());
+  }
+}
+
 TEST_CASE("a file that can't be written fails the call alone") {
   const folder dir;
   const hd::threads::meeting_place place(3);

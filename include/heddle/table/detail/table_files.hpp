@@ -154,8 +154,8 @@ template <class Table> struct table_files {
 
   static void write(Table& t, const std::string& path, table_header h, std::uint32_t after) {
     const bool full = h.kind == file_kind::full;
-    if (full && !t.chain_.aside.empty()) {  // no link without a save, or it would be that of a former table
-      std::remove(t.chain_.link_file().c_str());
+    if (!t.chain_.aside.empty()) {  // no link without a save, or it would be that of a former table
+      if (full) std::remove(t.chain_.link_file().c_str());
       if (::access(t.chain_.aside.c_str(), F_OK) != 0) write_aside(t);
     }
     if (!full) t.chain_.keep({h.base, h.number});
@@ -192,9 +192,11 @@ template <class Table> struct table_files {
   static void load_aside(Table& t, const std::string& path) {
     if (path.empty()) return;
     const bool saved = ::access(path.c_str(), F_OK) == 0;
-    if (saved) load(t, std::span(&path, 1));
-    t.chain_ = {};
-    t.logging_.store(false);
+    if (saved) {
+      load(t, std::span(&path, 1));
+      t.chain_ = {};
+      t.logging_.store(false);
+    }
     t.chain_.aside = path;
     const std::string kept = t.chain_.link_file();
     if (!saved) return void(std::remove(kept.c_str()));
