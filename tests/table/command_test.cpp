@@ -668,6 +668,51 @@ TEST_CASE("deltas follow the file that a server's table was loaded from, also wh
   }
 }
 
+TEST_CASE("a server's save is the server's, whatever its owner loads and saves meanwhile and afterwards") {
+  const folder dir;
+  const hd::threads::meeting_place place(3);
+  hd::threads::messenger m(quick(), place, 0);
+  table_type part(how<table_type>()), day(how<table_type>());
+  day.push(keys_of(0, 0), floats(40 * dim, 1.0f), {.lr = 0.1f});
+  day.save(dir / "day");
+  const auto sum_of = [&](const std::string& path) {
+    table_type t(how<table_type>());
+    t.load(path);
+    return t.checksum();
+  };
+  {
+    hd::table_server s(part, m, {.path = dir / "own"});
+    s.save();
+    part.load(dir / "day");
+    s.save();
+    CHECK(sum_of(dir / "own") == day.checksum());
+    part.save(dir / "full");
+    CHECK(std::filesystem::exists(dir / "own.chain"));
+  }
+  part.push(keys_of(0, 1), floats(40 * dim, 1.0f), {.lr = 0.1f});
+  const auto at = [&](const std::string& path) {
+    std::ifstream in(path, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  const std::string link = at(dir / "own.chain");
+  part.save(dir / "final");
+  CHECK(at(dir / "own.chain") == link);
+  {
+    hd::table_server s(part, m, {});  // keeps none
+    part.save(dir / "final");
+    part.save_delta(dir / "final.1");
+  }
+  CHECK(at(dir / "own.chain") == link);
+  CHECK(sum_of(dir / "own") == day.checksum());
+  // A next life goes on where the former one was.
+  hd::table_server s(part, m, {.path = dir / "own"});
+  CHECK(part.checksum() == day.checksum());
+  part.save_delta(dir / "full.1");
+  part.load(dir / "full");
+  part.load_delta(dir / "full.1");
+  CHECK(part.checksum() == day.checksum());
+}
+
 TEST_CASE("a file that can't be written fails the call alone") {
   const folder dir;
   const hd::threads::meeting_place place(3);

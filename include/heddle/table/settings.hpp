@@ -139,7 +139,8 @@ struct server_options {
   /// to the bit, also through a server's death. Every worker must push equally often.
   bool ordered = false;
   worker_death on_death = worker_death::report;  ///< What a worker's death means.
-  /// Where the server keeps its part, a full save; empty: nowhere, and what a dead server had is lost.
+  /// Where the server keeps its part, a full save; empty: nowhere, and what a dead server had is lost. Beside it goes
+  /// `path.chain`: which file its deltas follow, and the number of the last one.
   std::string path{};
   std::uint64_t save_every = 0;  ///< Pushes between two saves; 0: when a worker asks, or its log is half full.
   /// How long run() goes on in silence while a worker's messenger is still here, which may wait for a reply that was

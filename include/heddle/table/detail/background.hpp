@@ -18,9 +18,7 @@ class background {
   background() = default;
   background(const background&) = delete;
   background& operator=(const background&) = delete;
-  ~background() {
-    if (thread_.joinable()) thread_.join();
-  }
+  ~background() { wait(); }
   // Whether something was begun and isn't finished by `finish`.
   bool busy() const noexcept { return busy_; }
   // Whether finish() will not wait.
@@ -43,9 +41,13 @@ class background {
     }
     busy_ = true;
   }
-  // Waits until it is done. Throws what it has thrown.
-  void finish() {
+  // Waits until it is done.
+  void wait() {
     if (thread_.joinable()) thread_.join();
+  }
+  // The same. Throws what it has thrown.
+  void finish() {
+    wait();
     busy_ = false;
     if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
   }

@@ -48,6 +48,12 @@ template <class Table> class server_part {
   server_part(Table& table, const std::string& path) : table_(&table), kept_(!path.empty()) {
     files::load_aside(table, path);
   }
+  server_part(const server_part&) = delete;
+  server_part& operator=(const server_part&) = delete;
+  ~server_part() {
+    writing_.wait();
+    files::leave_aside(*table_);
+  }
   // What the table knows of its workers; from then on it is this server's.
   void recall(server_workers& workers) {
     for (std::uint32_t w = 0; w < workers.size(); ++w) {

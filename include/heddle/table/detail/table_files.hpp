@@ -188,21 +188,26 @@ template <class Table> struct table_files {
     table_header h = header(t, file_kind::full);
     write_shards(t, t.chain_.aside, h, 0, true);
   }
-  // Loads such a save, if there is one; deltas go on where a former life has left them.
+  // Loads such a save, if there is one; deltas go on where a former life has left them. Until `leave_aside`.
   static void load_aside(Table& t, const std::string& path) {
-    if (path.empty()) return;
-    const bool saved = ::access(path.c_str(), F_OK) == 0;
-    if (saved) {
-      load(t, std::span(&path, 1));
-      t.chain_ = {};
-      t.logging_.store(false);
+    save_chain chain;
+    chain.aside = path;
+    if (path.empty() || ::access(path.c_str(), F_OK) != 0) {
+      if (!path.empty()) std::remove(chain.link_file().c_str());
+      return void(t.chain_.aside = path);
     }
-    t.chain_.aside = path;
-    const std::string kept = t.chain_.link_file();
-    if (!saved) return void(std::remove(kept.c_str()));
-    if (::access(kept.c_str(), F_OK) != 0) return;
-    t.chain_.loaded = {archive_reader(kept).get<save_chain::link>()};
-    t.chain_.own = t.chain_.whole = true;
+    load(t, std::span(&path, 1));
+    if (::access(chain.link_file().c_str(), F_OK) == 0) {
+      chain.loaded = {archive_reader(chain.link_file()).get<save_chain::link>()};
+      chain.own = chain.whole = true;
+    }
+    t.chain_ = std::move(chain);
+    t.logging_.store(false);
+  }
+  // The table is its owner's again, whose files are no business of the server's next life.
+  static void leave_aside(Table& t) {
+    const std::lock_guard lock(t.saving_);
+    t.chain_.aside.clear();
   }
 
   // `whole`: it needs none of those before it.
@@ -327,6 +332,7 @@ template <class Table> struct table_files {
     }
     chain.own = paths.size() == 1 && sections == from.size();
     chain.saved = epoch;
+    chain.aside = std::move(t.chain_.aside);  // a server's, which goes on
     t.held_ = std::move(held);
     t.chain_ = std::move(chain);
     t.epoch_.store(epoch + 1);
