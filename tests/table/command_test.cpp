@@ -274,6 +274,65 @@ TEST_CASE("a server that has saved a change, and dies before it has said what we
 }
 
 namespace {
+// Changes of two objects whose outcomes a table has.
+std::size_t outcomes_in(const table_type& t) {
+  std::size_t n = 0;
+  for (const std::uint64_t object : {1, 2}) {
+    for (std::uint64_t command = 1; command < 1000; ++command) {
+      hd::detail::byte_writer out;
+      hd::detail::table_service<table_type>::put_outcome(t, {.object = object, .command = command}, out);
+      n += *reinterpret_cast<const std::uint64_t*>(out.data()) != 0;
+    }
+  }
+  return n;
+}
+}  // namespace
+
+TEST_CASE("a server keeps of what changes have done only what a worker may still ask for") {
+  const folder dir;
+  const hd::threads::meeting_place place(2);
+  std::atomic<int> stage{0};
+  std::size_t kept = 99, left = 99;
+  std::thread server([&] {
+    hd::threads::messenger m(quick(), place, 0);
+    table_type part(how<table_type>());
+    hd::table_server s(part, m, {.path = dir / "s"});
+    while (stage == 0) s.serve(1ms);
+    kept = outcomes_in(part);
+    s.save();
+    std::filesystem::copy(dir / "s", dir / "then");
+    ++stage;
+    while (stage == 2) s.serve(1ms);
+    left = outcomes_in(part);
+  });
+  const keys_type key{7};
+  std::vector<std::string> errors;
+  for (const std::uint64_t object : {1, 2}) {
+    hd::worker_options o = worker(1);
+    o.object = object;
+    const auto f = [&](int, client& c) {
+      for (int n = 0; n < 200; ++n) {
+        c.push(key, floats(dim, 1.0f), {.lr = 0.1f});
+        RANK_CHECK(c.erase(key) == 1);
+      }
+      if (object == 2) c.finish();
+    };
+    for (const std::string& e : work(place, 1, 1, none, f, o)) errors.push_back(e);
+    ++stage;
+    while (stage == 1) std::this_thread::sleep_for(1ms);  // before another object greets the server
+  }
+  server.join();
+  CHECK(errors == std::vector<std::string>{});
+  CHECK((kept == 1 || kept == 2));  // when the last change came, the server didn't know yet that the one before is known
+  CHECK(left == 0);
+  table_type then(how<table_type>());
+  then.load(dir / "then");
+  CHECK(outcomes_in(then) == 1);
+  then.forget_sequences();
+  CHECK(outcomes_in(then) == 0);
+}
+
+namespace {
 // What comes through a pipe. Whoever opens one to write waits for its reader, who takes its name away.
 std::string drained(const std::string& pipe) {
   const int f = ::open(pipe.c_str(), O_RDONLY);

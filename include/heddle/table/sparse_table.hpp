@@ -274,7 +274,10 @@ class sparse_table {
   }
   /// Forgets which pushes it has: a new job begins from what a former one saved, and counts its own from 1.
   void forget_sequences() {
-    each_locked([](shard& s) { s.applied.clear(); });
+    each_locked([](shard& s) {
+      s.applied.clear();
+      s.outcomes.clear();
+    });
   }
   /// What it has done since it was made.
   table_counts counts() const {

@@ -25,7 +25,8 @@ inline namespace v0 {
 ///
 /// Wire:   per row pulled 8 bytes and its weights, 1 more where it is read; per row pushed 8 bytes, a gradient, and 12
 ///         of sightings where there are; per row visited, key, statistics, state and weights.
-/// State:  besides the table, pushes that came early or wait for their step.
+/// State:  besides the table, pushes that came early or wait for their step; with `path`, what the last erase and evict
+///         of each worker's threads have done, in the table, and in its saves there.
 /// Sync:   serve() and run() work on the caller's thread, one at a time; the table may be read meanwhile. Files are
 ///         written by a thread of its own, one at a time, while it serves; save() waits.
 /// Throws: argument_error; file_error if a save of `save_every` fails (one that a worker has asked for fails that

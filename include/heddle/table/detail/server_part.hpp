@@ -81,7 +81,7 @@ template <class Table> class server_part {
     if (head.op == op::gradients)
       gone = push(head, in, number, sequence);
     else
-      change(w, head, in, {.worker = number, .sequence = sequence, .object = head.object, .kept = kept_});
+      change(w, head, in, origin(w, number, head.object, sequence));
     const bool turns = head.last && !w.left();
     service::note(*table_, {{number, sequence},  // also of a push that touched no shard
                             {number + whole, sequence},
@@ -146,7 +146,10 @@ template <class Table> class server_part {
   void begin_save(server_workers& workers) {
     for (server_worker& w : workers) {
       w.in_save = w.applied;
-      service::forget_outcomes(*table_, {.worker = workers.number_of(w), .object = w.object, .command = w.open});
+      const change_origin all = origin(w, workers.number_of(w), w.object);
+      service::forget_outcomes(*table_, [&](const change_outcome& o) {
+        return o.worker == all.worker && (w.left() || all.knows(o));  // who has left asks no more
+      });
     }
     writing_.start([t = table_] { files::save_aside(*t); });
   }
@@ -171,6 +174,14 @@ template <class Table> class server_part {
   }
 
  private:
+  change_origin origin(const server_worker& w, std::uint32_t number, std::uint64_t object,
+                       std::uint64_t sequence = 0) const noexcept {
+    return {.worker = number,
+            .sequence = sequence,
+            .object = object,
+            .open = object == w.object ? w.open : 0,
+            .kept = kept_};
+  }
   void take_keys(const table_request& head, byte_reader& in) {
     if (head.items > in.left() / sizeof(key_type)) in.refuse("it ends early");
     keys_.resize(static_cast<std::size_t>(head.items));

@@ -25,11 +25,12 @@ inline namespace v0 {
 namespace detail {
 
 // Whose change it is. With a sequence it takes effect in a shard only if none of this worker with this number or a
-// later one has. `kept`: then the shard keeps what it has done, as its saves do.
+// later one has. `kept`: then the shard keeps what it has done, as its saves do, until this worker knows it.
 struct change_origin {
   std::uint32_t worker = 0;
   std::uint64_t sequence = 0;
   std::uint64_t object = 0, command = 0;
+  std::uint64_t open = 0;  // it knows what commands below this one have asked, and all that former objects have
   bool kept = false;
   std::uint64_t passed_over = 0;  // shards that had it already
 
@@ -39,7 +40,11 @@ struct change_origin {
     s.prepare(worker);
     return false;
   }
+  bool knows(const change_outcome& o) const noexcept {
+    return o.worker == worker && (o.object < object || (o.object == object && o.command < open));
+  }
   template <class Shard> void note(Shard& s, std::uint64_t rows = 0, std::vector<std::uint64_t> keys = {}) const {
+    if (kept) std::erase_if(s.outcomes, [&](const change_outcome& o) { return knows(o); });
     if (kept && rows != 0) s.outcomes.push_back({worker, object, command, rows, std::move(keys)});
     if (sequence != 0) s.raise(worker, sequence);
   }
@@ -115,13 +120,9 @@ template <class Table> struct table_service {
     out.put(rows);
     out.put(keys.data(), keys.size() * sizeof(key_type));
   }
-  // Forgets what a worker knows: all that commands below this one have asked, and all of former objects.
-  static void forget_outcomes(Table& t, const change_origin& of) {
-    t.each_locked([&](shard& s) {
-      std::erase_if(s.outcomes, [&](const change_outcome& o) {
-        return o.worker == of.worker && (o.object < of.object || (o.object == of.object && o.command < of.command));
-      });
-    });
+  // Forgets the outcomes of which known(outcome).
+  template <class Known> static void forget_outcomes(Table& t, Known known) {
+    t.each_locked([&](shard& s) { std::erase_if(s.outcomes, known); });
   }
 
   // Sequences applied, all at once, in the first shard.
