@@ -144,13 +144,13 @@ template <class Table> class server_part {
   }
   // Begins a save of this part, which has at least what is applied now.
   void begin_save(server_workers& workers) {
-    for (server_worker& w : workers) {
-      w.in_save = w.applied;
-      const change_origin all = origin(w, workers.number_of(w), w.object);
-      service::forget_outcomes(*table_, [&](const change_outcome& o) {
-        return o.worker == all.worker && (w.left() || all.knows(o));  // who has left asks no more
-      });
-    }
+    for (server_worker& w : workers) w.in_save = w.applied;
+    service::forget_outcomes(*table_, [&](const change_outcome& o) {
+      if (o.worker >= workers.size()) return true;  // of a former job with more workers
+      const server_worker& w = workers[static_cast<std::size_t>(o.worker)];
+      if (w.left()) return true;  // it asks no more
+      return origin(w, workers.number_of(w), w.object).knows(o);
+    });
     writing_.start([t = table_] { files::save_aside(*t); });
   }
   bool writes() const noexcept { return writing_.busy(); }
