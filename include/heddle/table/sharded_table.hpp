@@ -7,6 +7,7 @@
 #include <heddle/table/detail/table_requests.hpp>
 #include <heddle/table/sparse_table.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <limits>
 #include <map>
@@ -178,13 +179,17 @@ template <class Table, messenger Messenger> class sharded_table {
   /// @{
 
   /// See `sparse_table::save`.
-  void save(const std::string& path) { write(op::full, "save", path); }
-  /// See `sparse_table::save_delta`. Behind one that has failed, and of a server that has started again, a delta holds
-  /// all rows, and is loaded in its place like any other.
+  void save(const std::string& path) {
+    write(op::full, "save", path);
+    whole_delta_ = false;
+  }
+  /// See `sparse_table::save_delta`; by one worker at a time. A delta holds all rows, and is loaded in its place like
+  /// any other, where this object has saved neither the full file nor a delta behind it; behind one that has failed;
+  /// and of a server that has started again.
   void save_delta(const std::string& path) {
-    const bool whole = delta_failed_.exchange(true);
+    const bool whole = whole_delta_.exchange(true);
     write(op::delta, "save_delta", std::string(whole, '\0') + path);
-    delta_failed_ = false;
+    whole_delta_ = false;
   }
   /// See `sparse_table::save_serving`.
   template <class Weight = float> void save_serving(const std::string& path) {
@@ -410,7 +415,7 @@ template <class Table, messenger Messenger> class sharded_table {
   typename Table::settings settings_;
   worker_options options_;
   std::uint64_t pushes_ = 0, rejected_ = 0, cache_hits_ = 0;
-  std::atomic<bool> delta_failed_{false};
+  std::atomic<bool> whole_delta_{true};  // the last one has failed, or may have: of a former object
   detail::hot_rows<key_type, dim> cache_;
   std::vector<std::uint32_t> place_of_;
   detail::gathered_push<key_type, dim, Guard> gathered_;

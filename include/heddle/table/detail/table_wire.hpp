@@ -49,7 +49,7 @@ enum class table_op : std::uint8_t {
   checksum = 11,  // nothing
   rows = 12,      // a shard; the answer: the shard behind those that follow, their rows
   full = 16,      // a path, to which the server's part of a file goes, as for the others
-  delta = 17,     // before the path a zero, if one before has failed somewhere: so it must need none
+  delta = 17,     // before the path a zero, if one before may have failed somewhere: so it must need none
   serving = 18,   // before the path, and a zero: the type of weights
   text = 19
 };
