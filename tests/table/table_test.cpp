@@ -882,6 +882,21 @@ TEST_CASE("a file that is whole but wrong changes nothing, and a delta hides not
   CHECK(c.checksum() == b.checksum());
   CHECK(b.size() == a.size() + 2);
 
+  // A delta that holds all rows replaces that, and all else.
+  table_type all(how), follower(how);
+  all.load(dir / "base");
+  all.push(keys_type{1002}, floats(dim, 1.0f), {.lr = 0.1f, .worker = 1, .sequence = 3});
+  hd::detail::table_files<table_type>::save_delta(all, dir / "whole", true);
+  follower.load(dir / "base");
+  follower.push(keys_type{1000, 1002}, floats(2 * dim, 1.0f), {.lr = 0.1f, .worker = 1, .sequence = 7});
+  follower.erase(some_keys(1, 5, 300));
+  follower.load_delta(dir / "whole");
+  CHECK(follower.checksum() == all.checksum());
+  CHECK(follower.sequence_of(1) == 3);
+  follower.save_delta(dir / "d2");
+  all.load_delta(dir / "d2");
+  CHECK(follower.checksum() == all.checksum());
+
   // Keys erased are kept for a delta, but not without end.
   const std::size_t bytes = c.bytes();
   for (std::uint64_t k = 2000; k < 22000; k += 10) {

@@ -312,7 +312,8 @@ class sparse_table {
   void load(std::span<const std::string> paths) { files::load(*this, paths); }
   void load(const std::string& path) { load(std::span(&path, 1)); }  ///< The same, of one file.
   /// @brief Adds a delta to what was loaded. Deltas of a file must come in order, each once. Rows that were pushed since
-  /// and aren't in it stay, and are in the next delta.
+  /// and aren't in it stay, and are in the next delta; but one that holds all rows (see `sharded_table::save_delta`)
+  /// replaces everything, also rows and sequences that came since.
   /// Throws: file_error naming the delta that is due, or if its full file isn't what was loaded.
   void load_delta(const std::string& path) { files::load_delta(*this, path); }
   /// Saves a line per row: key, weights, each behind a tab, with digits enough to read the same floats.
