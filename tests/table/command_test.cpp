@@ -325,6 +325,7 @@ TEST_CASE("a server keeps of what changes have done only what a worker may still
   CHECK(errors == std::vector<std::string>{});
   CHECK((kept == 1 || kept == 2));  // when the last change came, what the one before had done might yet be asked for
   CHECK(left == 0);
+  CHECK(hd::detail::table_reader(dir / "then").head().version == 2);
   table_type then(how<table_type>());
   then.load(dir / "then");
   CHECK(outcomes_in(then) == 1);

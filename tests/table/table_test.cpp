@@ -816,8 +816,10 @@ TEST_CASE("forged files with right checksums are refused or read, never half") {
     forge(dir / "base", dir / "bad", [&](auto& h) { h.kind = static_cast<hd::detail::file_kind>(kind); }, as_it_is);
     CHECK(has(message_of([&] { b.load(dir / "bad"); }), "its kind is " + std::to_string(kind)));
   }
-  forge(dir / "base", dir / "bad", [&](auto& h) { h.version = 2; }, as_it_is);
-  CHECK(has(message_of([&] { b.load(dir / "bad"); }), "its version is 2"));
+  for (const std::uint32_t version : {0u, 3u}) {
+    forge(dir / "base", dir / "bad", [&](auto& h) { h.version = version; }, as_it_is);
+    CHECK(has(message_of([&] { b.load(dir / "bad"); }), "its version is " + std::to_string(version)));
+  }
   forge(dir / "base", dir / "bad", [&](auto& h) { h.shard_bits = 21; }, as_it_is);
   CHECK(has(message_of([&] { b.load(dir / "bad"); }), "its shard_bits are 21"));
   CHECK(b.checksum() == before);
@@ -893,6 +895,11 @@ TEST_CASE("a file that is whole but wrong changes nothing, and a delta hides not
   follower.load_delta(dir / "whole");
   CHECK(follower.checksum() == all.checksum());
   CHECK(follower.sequence_of(1) == 3);
+  // What a former reader would take for something else, it refuses.
+  const auto version = [&](const char* file) { return hd::detail::table_reader(dir / file).head().version; };
+  CHECK(version("base") == 1);
+  CHECK(version("d1") == 1);
+  CHECK(version("whole") == 2);
   follower.save_delta(dir / "d2");
   all.load_delta(dir / "d2");
   CHECK(follower.checksum() == all.checksum());

@@ -24,7 +24,8 @@ enum class file_kind : std::uint32_t { full = 1, delta = 2, serving = 3, whole =
 // The first bytes of a file: what the rows are, so that a wrong table can't load them.
 struct table_header {
   char magic[8] = {'H', 'D', 'L', 'T', 'A', 'B', 'L', 'E'};
-  std::uint32_t version = 1, byte_order = 0x01020304;
+  std::uint32_t version = 1;  // 2: the kind is whole, or what changes have done may follow the rows; 1 knows neither
+  std::uint32_t byte_order = 0x01020304;
   file_kind kind = file_kind::full;
   std::uint32_t key_bytes = 0, dim = 0, slots = 0, words = 0, shard_bits = 0, table = 0;
   std::uint32_t now = 0;  // the table's tick
@@ -133,9 +134,9 @@ class table_reader {
     read(&head_, sizeof head_);
     const table_header mine;
     if (std::memcmp(head_.magic, mine.magic, sizeof mine.magic) != 0) refuse("it is no file of a table");
-    if (head_.version != mine.version || head_.byte_order != mine.byte_order)
-      refuse("its version is " + std::to_string(head_.version) + " or its byte order is another; allowed is " +
-             std::to_string(mine.version) + " and this machine's");
+    if (head_.version < 1 || head_.version > 2 || head_.byte_order != mine.byte_order)
+      refuse("its version is " + std::to_string(head_.version) +
+             " or its byte order is another; allowed are 1 and 2, and this machine's");
     if (head_.sum != head_.expected_sum()) refuse("the checksum of its header is wrong");
     if (head_.kind < file_kind::full || head_.kind > file_kind::whole)
       refuse("its kind is " + std::to_string(static_cast<std::uint32_t>(head_.kind)) + ", allowed is 1 to 4");

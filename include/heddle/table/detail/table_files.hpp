@@ -53,6 +53,7 @@ template <class Table> struct table_files {
   static table_header header(const Table& t, file_kind kind) {
     const auto& s = t.settings_;
     table_header h;
+    h.version = kind == file_kind::whole ? 2 : 1;
     h.kind = kind;
     h.key_bytes = sizeof(key_type);
     h.dim = static_cast<std::uint32_t>(Table::dim);
@@ -186,6 +187,7 @@ template <class Table> struct table_files {
   }
   static void write_aside(Table& t) {
     table_header h = header(t, file_kind::full);
+    h.version = 2;
     write_shards(t, t.chain_.aside, h, 0, true);
   }
   // Loads such a save, if there is one; deltas go on where a former life has left them. Until `leave_aside`.
