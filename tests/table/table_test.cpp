@@ -805,10 +805,10 @@ TEST_CASE("forged files with right checksums are refused or read, never half") {
   CHECK(read > 60);
 
   // Counts that are larger than what follows, wherever they stand; kinds that there aren't.
-  for (const std::size_t at : {8, 24}) {
+  for (const std::size_t at : {8, 32}) {
     forge(dir / "base", dir / "bad", as_it_is, [&](std::uint32_t, std::vector<std::byte>& body) {
       const std::uint64_t many = std::uint64_t{1} << 63;
-      std::memcpy(body.data() + at + (at == 8 ? 0 : 8), &many, 8);
+      std::memcpy(body.data() + at, &many, 8);
     });
     CHECK(has(message_of([&] { b.load(dir / "bad"); }), "9223372036854775808 things follow, more than it has"));
   }
