@@ -8,6 +8,7 @@
 /// A section, of one virtual shard: steps; sequences applied, with their number before; what the admission remembers;
 /// keys erased, of a delta; records, without stamp and padding; of a server's own save, what changes have done.
 
+#include <heddle/table/admission.hpp>
 #include <heddle/table/detail/shard.hpp>
 #include <heddle/table/detail/table_file.hpp>
 #include <heddle/table/row.hpp>
