@@ -104,7 +104,7 @@ template <class Messenger, class Memory = host_resource> class geo_replica {
     if (which >= rows_.size() || row >= map_.rows_of(which))
       throw argument_error("heddle::geo_replica::touch: there is no row " + std::to_string(row) + " of parameters " +
                            std::to_string(which));
-    const std::size_t at = map_.first_of(which) + row;
+    const std::size_t at = map_.number(which, row);
     flags_[at] |= touched;
     if (!touches_.empty()) {  // up to `least`
       const std::size_t now = touches_[at];
@@ -154,7 +154,7 @@ template <class Messenger, class Memory = host_resource> class geo_replica {
     if (which >= rows_.size())
       throw argument_error("heddle::geo_replica::agreed: parameters " + std::to_string(which) + " of " +
                            std::to_string(rows_.size()));
-    return {agreed_.data() + map_.start(map_.first_of(which)), rows_[which].count};
+    return {agreed_.data() + map_.before(which), rows_[which].count};
   }
   /// What this rank has done.
   geo_report report() const {
@@ -224,12 +224,12 @@ template <class Messenger, class Memory = host_resource> class geo_replica {
     std::fill(touches_.begin(), touches_.end(), 0);
     settle();
   }
+  float* known(const detail::row_map::row& r) noexcept { return agreed_.data() + map_.before(r.tensor) + r.begin; }
   // The replica is what is agreed.
   void settle() {
     std::fill(since_.begin(), since_.end(), 0);
-    map_.each(0, map_.rows(), [&](const detail::row_map::row& r) {
-      std::copy_n(rows_[r.tensor].values + r.begin, r.count, agreed_.data() + r.at);
-    });
+    for (std::size_t t = 0; t < rows_.size(); ++t)
+      std::copy_n(rows_[t].values, rows_[t].count, agreed_.data() + map_.before(t));
   }
 
   void finish(detail::row_tag tag) {
@@ -254,7 +254,7 @@ template <class Messenger, class Memory = host_resource> class geo_replica {
           touches_[r.number] = 0;
         }
       }
-      float *const now = rows_[r.tensor].values + r.begin, *const old = agreed_.data() + r.at;
+      float *const now = rows_[r.tensor].values + r.begin, *const old = known(r);
       move_.resize(r.count);
       bool moved = false, finite = true;
       for (std::size_t i = 0; i < r.count; ++i) {
@@ -289,7 +289,7 @@ template <class Messenger, class Memory = host_resource> class geo_replica {
     ++done_.staleness[(std::min<std::uint64_t>)(head.staleness, 15)];
     for (detail::row_reader in(body, head, map_, k); !in.done(); in.next()) {
       const auto& r = in.row();
-      detail::follow(in.values(), rows_[r.tensor].values + r.begin, agreed_.data() + r.at, r.count, !settled);
+      detail::follow(in.values(), rows_[r.tensor].values + r.begin, known(r), r.count, !settled);
     }
   }
 

@@ -10,7 +10,9 @@ namespace heddle {
 inline namespace v0 {
 namespace detail {
 
-// Numbers the rows of several tensors one after the other, and gives each server an equal run of them.
+// Deals the rows of several tensors out to servers, a few consecutive rows at a time, so that rows that are used more
+// than others, such as those of common words, which lie together, are every server's. Numbers them by server, then by
+// tensor, then in order.
 class row_map {
  public:
   struct shape {
@@ -18,68 +20,102 @@ class row_map {
   };
   struct row {
     std::size_t number = 0, tensor = 0, begin = 0, count = 0;  // elements [begin, begin + count) of the tensor
-    std::size_t at = 0;                                        // of its first element among those of all tensors
+    std::size_t at = 0;                                        // elements of all rows of smaller numbers
   };
 
-  row_map(const std::vector<shape>& tensors, int servers) {
+  row_map(const std::vector<shape>& tensors, int servers) : servers_(static_cast<std::size_t>(servers)) {
+    // A tensor's first rows go to the server that has the least so far.
+    std::vector<std::size_t> load(servers_);
     for (const shape& s : tensors) {
-      tensors_.push_back({s.count, s.width, rows_, elements_});
-      rows_ += (s.count + s.width - 1) / s.width;
+      const std::size_t rows = (s.count + s.width - 1) / s.width;
+      const auto turn = static_cast<std::size_t>(std::min_element(load.begin(), load.end()) - load.begin());
+      tensors_.push_back(
+          {s.count, s.width, rows, elements_, turn, std::clamp<std::size_t>(rows / servers_ / 8, 1, 16)});
+      rows_ += rows;
       elements_ += s.count;
+      for (std::size_t k = 0; k < servers_; ++k) load[k] += dealt(tensors_.back(), k).elements;
     }
-    // By elements: a server begins with the first row that begins behind those of the servers before it.
-    for (int k = 0; k <= servers; ++k) {
-      const auto n = static_cast<std::size_t>(servers), i = static_cast<std::size_t>(k);
-      first_.push_back(row_from(elements_ / n * i + elements_ % n * i / n));
+    run next;
+    for (std::size_t k = 0; k < servers_; ++k) {
+      for (const placed& t : tensors_) {
+        runs_.push_back(next);
+        const share mine = dealt(t, k);
+        next.first += mine.rows;
+        next.at += mine.elements;
+      }
     }
+    runs_.push_back(next);
   }
 
   std::size_t rows() const noexcept { return rows_; }
   std::size_t elements() const noexcept { return elements_; }
-  // The rows [first(k), first(k + 1)) are server k's.
-  std::size_t first(int server) const noexcept { return first_[static_cast<std::size_t>(server)]; }
+  // The rows [first(k), first(k + 1)) are server k's, of which those of a tensor [first(k, t), first(k, t + 1)).
+  std::size_t first(int server, std::size_t tensor = 0) const noexcept {
+    return runs_[static_cast<std::size_t>(server) * tensors_.size() + tensor].first;
+  }
   // Where the elements of a row begin, also of the one behind the last.
-  std::size_t start(std::size_t r) const noexcept { return r == rows_ ? elements_ : (*this)[r].at; }
-  std::size_t first_of(std::size_t tensor) const noexcept { return tensors_[tensor].row; }
-  std::size_t rows_of(std::size_t tensor) const noexcept {
-    return (tensor + 1 < tensors_.size() ? tensors_[tensor + 1].row : rows_) - tensors_[tensor].row;
+  std::size_t start(std::size_t number) const noexcept { return number == rows_ ? elements_ : (*this)[number].at; }
+  // Elements of the tensors before it, and its rows.
+  std::size_t before(std::size_t tensor) const noexcept { return tensors_[tensor].before; }
+  std::size_t rows_of(std::size_t tensor) const noexcept { return tensors_[tensor].rows; }
+  // The number of a tensor's row i.
+  std::size_t number(std::size_t tensor, std::size_t i) const noexcept {
+    const placed& t = tensors_[tensor];
+    const std::size_t block = i / t.block, server = (block + t.turn) % servers_;
+    return runs_[server * tensors_.size() + tensor].first + block / servers_ * t.block + i % t.block;
   }
 
-  row operator[](std::size_t r) const noexcept {
+  row operator[](std::size_t number) const noexcept {
+    // Of runs that begin with the same row all but the last are empty.
     const auto behind =
-        std::upper_bound(tensors_.begin(), tensors_.end(), r, [](std::size_t x, const placed& t) { return x < t.row; });
-    // Of tensors that begin with the same row all but the last are empty.
-    return in(static_cast<std::size_t>(behind - tensors_.begin()) - 1, r);
+        std::upper_bound(runs_.begin(), runs_.end(), number, [](std::size_t x, const run& r) { return x < r.first; });
+    return in(static_cast<std::size_t>(behind - runs_.begin()) - 1, number);
   }
   // f(row) for rows [first, last).
   template <class Function> void each(std::size_t first, std::size_t last, Function&& f) const {
-    if (first >= last) return;
-    for (std::size_t r = first, t = (*this)[first].tensor; r < last; ++r) {
-      while (t + 1 < tensors_.size() && tensors_[t + 1].row <= r) ++t;
-      f(in(t, r));
+    for (std::size_t r = first, k = 0; r < last; ++r) {
+      while (runs_[k + 1].first <= r) ++k;
+      f(in(k, r));
     }
   }
 
  private:
   struct placed {
-    std::size_t count, width, row, at;
+    std::size_t count, width, rows, before;
+    std::size_t turn, block;  // the server of the first rows; rows dealt at a time
   };
-  row in(std::size_t t, std::size_t r) const noexcept {
-    const placed& p = tensors_[t];
-    const std::size_t begin = (r - p.row) * p.width;
-    return {r, t, begin, (std::min)(p.width, p.count - begin), p.at + begin};
+  struct share {
+    std::size_t rows, elements;
+  };
+  struct run {  // a tensor's rows on a server
+    std::size_t first = 0, at = 0;
+  };
+
+  // The first of a tensor's blocks that a server has.
+  std::size_t first_block(const placed& t, std::size_t server) const noexcept {
+    return (server + servers_ - t.turn) % servers_;
   }
-  std::size_t row_from(std::size_t element) const noexcept {
-    if (element >= elements_) return rows_;
-    const auto behind = std::upper_bound(tensors_.begin(), tensors_.end(), element,
-                                         [](std::size_t x, const placed& t) { return x < t.at; });
-    const placed& p = *(behind - 1);
-    return p.row + (element - p.at + p.width - 1) / p.width;
+  share dealt(const placed& t, std::size_t server) const noexcept {
+    const std::size_t blocks = (t.rows + t.block - 1) / t.block, first = first_block(t, server);
+    if (first >= blocks) return {0, 0};
+    const std::size_t mine = (blocks - 1 - first) / servers_ + 1;
+    const bool last = first + (mine - 1) * servers_ == blocks - 1;  // that block, and its last row, may be shorter
+    const std::size_t rows = mine * t.block - (last ? blocks * t.block - t.rows : 0);
+    return {rows, rows * t.width - (last ? t.rows * t.width - t.count : 0)};
+  }
+  row in(std::size_t k, std::size_t number) const noexcept {
+    const std::size_t server = k / tensors_.size(), tensor = k % tensors_.size();
+    const placed& t = tensors_[tensor];
+    const std::size_t i = number - runs_[k].first;
+    const std::size_t block = first_block(t, server) + i / t.block * servers_;
+    const std::size_t begin = (block * t.block + i % t.block) * t.width;
+    return {number, tensor, begin, (std::min)(t.width, t.count - begin), runs_[k].at + i * t.width};
   }
 
+  std::size_t servers_;
   std::vector<placed> tensors_;
   std::size_t rows_ = 0, elements_ = 0;
-  std::vector<std::size_t> first_;
+  std::vector<run> runs_;  // by server, then tensor; at last what is behind all
 };
 
 }  // namespace detail

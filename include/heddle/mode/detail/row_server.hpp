@@ -34,7 +34,7 @@ struct no_rule {
   void update(float*, const float*, float* const*, std::size_t, const update_context&) const noexcept {}
 };
 
-// One server of rows: the parameters of its run of rows, the state of the update rule, and what each worker has pushed.
+// One server of rows: the parameters of its rows, the state of the update rule, and what each worker has pushed.
 // One thread at a time. Whoever changes a row notes the clock beside it before anybody can ask again, so that no change
 // of a row is ever missed: a worker is given the rows that changed after the clock that it has seen.
 template <class Rule, class Memory> class row_server {
@@ -57,7 +57,8 @@ template <class Rule, class Memory> class row_server {
         clients_(static_cast<std::size_t>(workers)),
         contexts_(tensors, {.lr = 1.0f}) {
     map.each(first_, first_ + rows_, [&](const row_map::row& r) {
-      if (!pieces_.empty() && pieces_.back().tensor == r.tensor)
+      if (!pieces_.empty() && pieces_.back().tensor == r.tensor &&
+          pieces_.back().begin + pieces_.back().count == r.begin)
         pieces_.back().count += r.count;
       else
         pieces_.push_back({.tensor = r.tensor, .begin = r.begin, .count = r.count, .state = r.at - base_});

@@ -16,12 +16,11 @@ namespace detail {
 class ready_rows {
  public:
   // The map must outlive this.
-  ready_rows(const row_map& map, int server) : map_(&map), first_(map.first(server)), last_(map.first(server + 1)) {}
+  ready_rows(const row_map& map, int server) : map_(&map), server_(server) {}
 
   void add(std::size_t tensor) {
-    const std::size_t begin = map_->first_of(tensor), first = (std::max)(begin, first_),
-                      last = (std::min)(begin + map_->rows_of(tensor), last_);
-    if (first >= last) return;
+    const std::size_t first = map_->first(server_, tensor), last = map_->first(server_, tensor + 1);
+    if (first == last) return;
     runs_.push_back({first, last});
     elements_ += map_->start(last) - map_->start(first);
   }
@@ -30,9 +29,10 @@ class ready_rows {
   template <class Gradient> row_writer take(Gradient&& gradient) {
     std::sort(runs_.begin(), runs_.end());
     row_writer out(false);
+    const std::size_t base = map_->first(server_);
     for (const auto& [first, last] : std::exchange(runs_, {})) {
       map_->each(first, last, [&](const row_map::row& r) {
-        if (const float* const g = gradient(r)) out.add(static_cast<std::uint32_t>(r.number - first_), g, r.count);
+        if (const float* const g = gradient(r)) out.add(static_cast<std::uint32_t>(r.number - base), g, r.count);
       });
     }
     elements_ = 0;
@@ -41,7 +41,7 @@ class ready_rows {
 
  private:
   const row_map* map_;
-  std::size_t first_, last_;
+  int server_;
   std::vector<std::pair<std::size_t, std::size_t>> runs_;
   std::size_t elements_ = 0;
 };
