@@ -395,3 +395,46 @@ TEST_CASE("ranks whose own types differ in size are told apart, before a byte of
     CHECK(differ(hd::ring{}, n).find("calls differ") != std::string::npos);
   }
 }
+
+TEST_CASE("every operation takes spans of fixed size, and inputs that needn't be const") {
+  hd::threads::run(2, [](hd::threads::communicator& comm) {
+    const int me = comm.rank(), other = 1 - me;
+    const auto mine = static_cast<float>(me + 1);
+    std::array<float, 4> in{mine, mine, mine, mine}, out{};
+    const auto is = [&](const std::array<float, 4>& x, std::array<float, 4> expected) { RANK_CHECK(x == expected); };
+
+    hd::all_reduce(comm, hd::ring{}, std::span(in), std::span(out));
+    is(out, {3, 3, 3, 3});
+    hd::all_reduce(comm, hd::native{}, std::span(out));
+    is(out, {6, 6, 6, 6});
+    hd::all_gather(comm, hd::ring{}, std::span(in).first<2>(), std::span(out));
+    is(out, {1, 1, 2, 2});
+    out = {mine, mine, mine, mine};
+    hd::all_gather(comm, hd::ring{}, std::span(out), std::array<std::size_t, 2>{1, 3});
+    is(out, {1, 2, 2, 2});
+    std::array<float, 2> part{};
+    hd::reduce_scatter(comm, hd::ring{}, std::span(in), std::array<std::size_t, 2>{2, 2}, std::span(part));
+    RANK_CHECK((part == std::array<float, 2>{3, 3}));
+    out = in;
+    const std::span<float> own = hd::reduce_scatter(comm, hd::ring{}, std::span(out), std::array<std::size_t, 2>{1, 3});
+    RANK_CHECK(own.size() == (me == 0 ? 1u : 3u) && own[0] == 3.0f);
+    out = in;
+    hd::reduce(comm, std::span(out), 1);
+    if (me == 1) is(out, {3, 3, 3, 3});
+    out = in;
+    hd::broadcast(comm, std::span(out), 1);
+    is(out, {2, 2, 2, 2});
+    hd::all_to_all(comm, std::span(in), std::span(out));
+    is(out, {1, 1, 2, 2});
+    out = {};
+    const std::array<std::size_t, 2> to0{1, 1};
+    if (me == 0) hd::all_to_all(comm, std::span(in), std::array<std::size_t, 2>{1, 3}, std::span(out).first<2>(), to0);
+    else hd::all_to_all(comm, std::span(in).first<2>(), to0, std::span(out), std::array<std::size_t, 2>{3, 1});
+    is(out, me == 0 ? std::array<float, 4>{1, 2, 0, 0} : std::array<float, 4>{1, 1, 1, 2});
+    hd::send_receive(comm, std::span(in), other, std::span(out), other);
+    is(out, {3 - mine, 3 - mine, 3 - mine, 3 - mine});
+    if (me == 0) hd::send(comm, std::span(in), 1);
+    else hd::receive(comm, std::span(out), 0);
+    if (me == 1) is(out, {1, 1, 1, 1});
+  });
+}

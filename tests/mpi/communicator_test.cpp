@@ -709,3 +709,16 @@ TEST_CASE("a communicator that goes away by an exception tells the others") {
   else
     CHECK(has(text, "rank 0 left by an exception"));
 }
+
+// In the place of MPI's own: what MPI says of device memory.
+namespace {
+int says_aware = 0;
+}
+extern "C" int MPIX_Query_cuda_support() { return says_aware; }
+
+TEST_CASE("whether MPI takes device memory is what it says") {
+  for (const int says : {0, 1, 0}) {
+    says_aware = says;
+    CHECK(hd::mpi::cuda_aware() == (says == 1));
+  }
+}

@@ -139,8 +139,11 @@ bool all_reduce(Comm& comm, const Topology& t, std::span<Element, Extent> data, 
 
 /// @brief The same, out of place. `in` and `out` must be equal or disjoint.
 /// Throws: argument_error if the sizes differ, a buffer is null with a count, or they overlap without being equal.
-template <communicator Comm, class Topology, class Element, class Op = sum>
-bool all_reduce(Comm& comm, const Topology& t, std::span<const Element> in, std::span<Element> out, const Op& op = {}) {
+template <communicator Comm, class Topology, class In, std::size_t InExtent, class Element, std::size_t Extent,
+          class Op = sum>
+  requires detail::reads<In, Element>
+bool all_reduce(Comm& comm, const Topology& t, std::span<In, InExtent> in, std::span<Element, Extent> out,
+                const Op& op = {}) {
   if (in.size() != out.size()) {
     throw argument_error("heddle::all_reduce: " + std::to_string(in.size()) + " elements in, " +
                          std::to_string(out.size()) + " out; allowed is the same number");

@@ -77,15 +77,16 @@ void gather_blocks(Comm& comm, const Topology& t, std::span<Element> all, const 
 /// @param comm Communicator. @param t A topology with all_gather. @param all Every rank's block, one after the other.
 /// @param counts Elements of each rank's block, the same on all ranks; 0 is legal.
 /// Throws: argument_error if the counts don't sum to all.size(); comm_error.
-template <communicator Comm, class Topology, class Element>
-void all_gather(Comm& comm, const Topology& t, std::span<Element> all, std::span<const std::size_t> counts) {
-  detail::gather_blocks(comm, t, all, detail::consecutive(counts));
+template <communicator Comm, class Topology, class Element, std::size_t Extent>
+void all_gather(Comm& comm, const Topology& t, std::span<Element, Extent> all, std::span<const std::size_t> counts) {
+  detail::gather_blocks(comm, t, std::span<Element>(all), detail::consecutive(counts));
 }
 
 /// @brief Gathers equal blocks: `all` receives size() times mine.size() elements.
 /// Throws: argument_error if all.size() isn't that, or `mine` overlaps `all` elsewhere than in its place; comm_error.
-template <communicator Comm, class Topology, class Element>
-void all_gather(Comm& comm, const Topology& t, std::span<const Element> mine, std::span<Element> all) {
+template <communicator Comm, class Topology, class In, std::size_t InExtent, class Element, std::size_t Extent>
+  requires detail::reads<In, Element>
+void all_gather(Comm& comm, const Topology& t, std::span<In, InExtent> mine, std::span<Element, Extent> all) {
   const std::vector<interval> blocks = detail::equal_blocks(comm.size(), mine.size());
   detail::check_counts("all_gather", blocks, comm.size(), all.size());
   detail::check_buffer("all_gather", mine.data(), mine.size());
@@ -96,7 +97,7 @@ void all_gather(Comm& comm, const Topology& t, std::span<const Element> mine, st
     if constexpr (stream_ordered<Comm>) comm.copy(place, mine.data(), mine.size_bytes());
     else if (!mine.empty()) std::memcpy(place, mine.data(), mine.size_bytes());
   }
-  detail::gather_blocks(comm, t, all, blocks);
+  detail::gather_blocks(comm, t, std::span<Element>(all), blocks);
 }
 
 namespace detail {
@@ -126,19 +127,21 @@ std::span<Element> reduce_blocks(Comm& comm, const Topology& t, std::span<Elemen
 /// scratch afterwards.
 /// @return This rank's block inside `data`.
 /// Throws: argument_error if the counts don't sum to data.size(); comm_error.
-template <communicator Comm, class Topology, class Element, class Op = sum>
-std::span<Element> reduce_scatter(Comm& comm, const Topology& t, std::span<Element> data,
+template <communicator Comm, class Topology, class Element, std::size_t Extent, class Op = sum>
+std::span<Element> reduce_scatter(Comm& comm, const Topology& t, std::span<Element, Extent> data,
                                   std::span<const std::size_t> counts, const Op& op = {}) {
   static_assert(!stream_ordered<Comm>,
                 "heddle::reduce_scatter: this communicator works in a stream; pass the queue last");
-  return detail::reduce_blocks(comm, t, data, counts, leaf_of<Element>(op));
+  return detail::reduce_blocks(comm, t, std::span<Element>(data), counts, leaf_of<Element>(op));
 }
 
 /// @brief The same, out of place: `mine` receives this rank's block, `data` keeps its values.
 /// Throws: argument_error, too, if mine.size() isn't this rank's count or the buffers overlap.
-template <communicator Comm, class Topology, class Element, class Op = sum>
-void reduce_scatter(Comm& comm, const Topology& t, std::span<const Element> data, std::span<const std::size_t> counts,
-                    std::span<Element> mine, const Op& op = {}) {
+template <communicator Comm, class Topology, class In, std::size_t InExtent, class Element, std::size_t Extent,
+          class Op = sum>
+  requires detail::reads<In, Element>
+void reduce_scatter(Comm& comm, const Topology& t, std::span<In, InExtent> data, std::span<const std::size_t> counts,
+                    std::span<Element, Extent> mine, const Op& op = {}) {
   const auto me = static_cast<std::size_t>(comm.rank());
   if (me >= counts.size() || counts[me] != mine.size()) {
     throw argument_error("heddle::reduce_scatter: an output of " + std::to_string(mine.size()) +
@@ -178,17 +181,17 @@ bool reduce_to(Comm& comm, std::span<Element> data, int root, const leaf& l) {
 /// @param op As for all_reduce.
 /// @return Whether a value left float16's range on this rank.
 /// Throws: argument_error if root isn't a rank; comm_error.
-template <communicator Comm, class Element, class Op = sum>
-bool reduce(Comm& comm, std::span<Element> data, int root = 0, const Op& op = {}) {
+template <communicator Comm, class Element, std::size_t Extent, class Op = sum>
+bool reduce(Comm& comm, std::span<Element, Extent> data, int root = 0, const Op& op = {}) {
   static_assert(!stream_ordered<Comm>, "heddle::reduce: this communicator works in a stream; pass the queue last");
-  return detail::reduce_to(comm, data, root, leaf_of<Element>(op));
+  return detail::reduce_to(comm, std::span<Element>(data), root, leaf_of<Element>(op));
 }
 
 /// @brief Copies root's elements to every rank, by a binomial tree.
 /// Wire:   n elements received per rank, ceil(log2 P) rounds.
 /// Throws: argument_error if root isn't a rank; comm_error.
-template <communicator Comm, class Element>
-void broadcast(Comm& comm, std::span<Element> data, int root = 0) {
+template <communicator Comm, class Element, std::size_t Extent>
+void broadcast(Comm& comm, std::span<Element, Extent> data, int root = 0) {
   static_assert(std::is_trivially_copyable_v<Element>);
   if (root < 0 || root >= comm.size()) {
     throw argument_error("heddle::broadcast: root " + std::to_string(root) + " of " + std::to_string(comm.size()) +

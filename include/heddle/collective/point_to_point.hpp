@@ -48,8 +48,9 @@ void receive(Comm& comm, std::span<Element, Extent> data, int peer, std::uint8_t
 
 /// @brief Sends to one rank and receives as many elements from one, perhaps another, at the same time.
 /// Throws: argument_error if the sizes differ or the buffers overlap; see `send`.
-template <communicator Comm, class Element>
-void send_receive(Comm& comm, std::span<const Element> data, int to, std::span<Element> into, int from,
+template <communicator Comm, class In, std::size_t InExtent, class Element, std::size_t Extent>
+  requires detail::reads<In, Element>
+void send_receive(Comm& comm, std::span<In, InExtent> data, int to, std::span<Element, Extent> into, int from,
                   std::uint8_t tag = 0) {
   detail::check_buffer("send_receive", data.data(), data.size());
   detail::check_buffer("send_receive", into.data(), into.size());
@@ -72,9 +73,11 @@ void send_receive(Comm& comm, std::span<const Element> data, int to, std::span<E
 /// Wire:   all but the own block.
 /// Throws: argument_error if counts aren't one for each rank or don't sum to the buffer, the own counts differ, or the
 /// buffers overlap; comm_error if a rank sends another number of elements than expected.
-template <communicator Comm, class Element, class Outgoing = outgoing, class Incoming = incoming>
-void all_to_all(Comm& comm, std::span<const Element> in, std::span<const std::size_t> in_counts, std::span<Element> out,
-                std::span<const std::size_t> out_counts) {
+template <communicator Comm, class In, std::size_t InExtent, class Element, std::size_t Extent,
+          class Outgoing = outgoing, class Incoming = incoming>
+  requires detail::reads<In, Element>
+void all_to_all(Comm& comm, std::span<In, InExtent> in, std::span<const std::size_t> in_counts,
+                std::span<Element, Extent> out, std::span<const std::size_t> out_counts) {
   static_assert(std::is_trivially_copyable_v<Element>, "heddle: an element type must be trivially copyable");
   const auto size = static_cast<std::size_t>(comm.size()), me = static_cast<std::size_t>(comm.rank());
   const auto check = [size](const void* data, std::size_t elements, std::span<const std::size_t> counts) {
@@ -119,8 +122,9 @@ void all_to_all(Comm& comm, std::span<const Element> in, std::span<const std::si
 
 /// @brief The same with equal blocks.
 /// Throws: argument_error if the sizes differ or aren't a multiple of the number of ranks; see above.
-template <communicator Comm, class Element>
-void all_to_all(Comm& comm, std::span<const Element> in, std::span<Element> out) {
+template <communicator Comm, class In, std::size_t InExtent, class Element, std::size_t Extent>
+  requires detail::reads<In, Element>
+void all_to_all(Comm& comm, std::span<In, InExtent> in, std::span<Element, Extent> out) {
   const auto size = static_cast<std::size_t>(comm.size());
   if (in.size() != out.size() || in.size() % size) {
     throw argument_error("heddle::all_to_all: " + std::to_string(in.size()) + " elements in, " +

@@ -63,6 +63,10 @@ constexpr std::span<const Element> as_span(const std::vector<Element>& v) noexce
   return {v.data(), v.size()};
 }
 
+// Whether a span of In may be the input where Element is what comes out.
+template <class In, class Element>
+concept reads = std::is_same_v<std::remove_const_t<In>, Element>;
+
 // A value for requirements, never defined. It initialises a parameter without a constructor, so that asking whether a
 // function takes a std::span doesn't weigh all of std::span's constructors, as std::declval would.
 template <class Value>
