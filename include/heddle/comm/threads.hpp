@@ -110,11 +110,8 @@ class basic_communicator {
         auto& b = world_->between(rank_, peer);
         await(h, peer, [&] { return b.state.load(std::memory_order_seq_cst) == b.empty; });
       }
-    } catch (const std::exception& e) {
-      retreat(e.what());
-      throw;
     } catch (...) {
-      retreat("an exception that is not a std::exception");
+      retreat();
       throw;
     }
   }
@@ -362,8 +359,9 @@ class basic_communicator {
   }
 
   // First tell everybody, then let nobody begin to read here, then wait for those who have begun.
-  void retreat(const char* why) noexcept {
+  void retreat() noexcept {
     Session& s = *world_->shared;
+    const std::string why = detail::text_of(std::current_exception());
     if (s.failed() < 0) s.fail(known(), "an exchange of rank " + name(rank_) + " failed: " + why);
     release();
     for (const int peer : sent_) {
