@@ -572,6 +572,33 @@ TEST_CASE("the native all-reduce of any lengths in a row, on a communicator and 
   }
 }
 
+TEST_CASE("the native all-reduce of buffers that no near cache holds") {
+  for (const int p : {1, 2, 3}) {
+    findings found;
+    hd::threads::run(few(p, 30s), [&](auto& comm) {
+      for (const std::size_t n : {std::size_t{1 << 20} + 1, std::size_t{1'100'003}, std::size_t{1'507'328}}) {
+        // Not at a cache line; upwards and backwards; every element has a value of its own, exact as a float.
+        std::vector<float> space(n + 5, -3.0f), out(n + 5, -3.0f);
+        const hd::leaf l = hd::leaf_of<float>(hd::sum{});
+        const hd::header h{hd::operation_kind::all_reduce, l.type, l.id, 0, 0, 1, n};
+        for (std::size_t i = 0; i < n; ++i) space[i + 3] = static_cast<float>(i + comm.rank());
+        for (const bool apart : {true, true, false, false}) {
+          if (!apart) std::copy(space.begin(), space.end(), out.begin());
+          comm.native_all_reduce(h, apart ? space.data() + 3 : out.data() + 3, out.data() + 3, n, l);
+          std::size_t wrong = 0;
+          for (std::size_t i = 0; i < n; ++i)
+            wrong += out[i + 3] != static_cast<float>(p * static_cast<double>(i) + p * (p - 1) / 2);
+          for (const std::size_t i : {std::size_t{0}, std::size_t{1}, std::size_t{2}, n + 3, n + 4})
+            wrong += out[i] != -3.0f;
+          found.expect(wrong == 0, comm.rank(), "sum", std::to_string(n));
+          std::fill(out.begin() + 3, out.end() - 2, -7.0f);
+        }
+      }
+    });
+    CHECK(found.text() == "");
+  }
+}
+
 TEST_CASE("counting counts what the formula says") {
   for (const int p : {1, 2, 3, 4, 7, 8}) {
     for (const std::size_t n : {0, 1, 8, 17, 168, 1025}) {

@@ -135,9 +135,8 @@ class basic_communicator {
     mine.out = out;
     if (few && count) std::memcpy(mine.elements, in, count * l.bytes);
     mine.call.store(call, std::memory_order_seq_cst);
-    for (int r = 0; r < size(); ++r) {
+    for (int r = 0; r < size(); ++r)
       if (r != rank_) world_->ring(r);
-    }
     hear_all(h, call);
     for (int r = 0; r < size(); ++r) {
       if (const auto& theirs = world_->tells(r, call); !theirs.head.matches(h) || theirs.element != l.bytes)
@@ -202,12 +201,15 @@ class basic_communicator {
     const auto origin = reinterpret_cast<std::uintptr_t>(world_->tells(0, call).out);
     const std::size_t lead = count > 64 ? (0 - origin) % 64 / l.bytes : 0;
     const std::size_t end = (std::min)(count, share * (me + 1) + lead), first = (std::min)(count, share * me + lead);
-    // A piece of all ranks is in the first-level cache while it is stored, and so short that the processor begins to
-    // read the next one meanwhile. Every other call goes backwards: what the one before touched last is still cached.
-    const std::size_t step = (std::max<std::size_t>)(1, 2048 / l.bytes), pieces = (end - first + step - 1) / step;
+    // A piece of all ranks is in a near cache while it is stored. Every other call goes backwards: what the one before
+    // touched last is still cached. Where most isn't, it does so in runs that go up, as memory is read ahead.
+    const std::size_t run = (end - first) * p * l.bytes > 4194304 ? 64 : 1;
+    const std::size_t step = (std::max<std::size_t>)(1, (run > 1 ? 4096 : 2048) / l.bytes);
+    const std::size_t places = (end - first + step * run - 1) / (step * run) * run;
     bool left_range = false;
-    for (std::size_t k = 0; k < pieces; ++k) {
-      const std::size_t at = first + (call % 2 ? k : pieces - 1 - k) * step, i = at == lead ? 0 : at;
+    for (std::size_t k = 0; k < places; ++k) {
+      const std::size_t at = first + (call % 2 ? k : (places - 1 - k) ^ (run - 1)) * step, i = at == lead ? 0 : at;
+      if (at >= end) continue;
       const std::size_t m = (std::min)(at + step, end) - i, offset = i * l.bytes;
       for (std::size_t r = 0; r < p; ++r)
         operands_[r] = {static_cast<const std::byte*>(world_->tells(static_cast<int>(r), call).in) + offset, 0};
