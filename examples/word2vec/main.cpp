@@ -118,8 +118,8 @@ template <class Format> int run(const options& o, int rank, int ranks) {
     throw usage_error(o.train + " has fewer than 2 words that occur " + std::to_string(o.min_count) + " times");
   std::printf("%zu words, %zu of them counted in %s\n", v.size(), static_cast<std::size_t>(v.total()), o.train.c_str());
   // Training may take hours: what it would fail on in the end is looked at first.
-  for (const std::string& file : {o.analogies, o.similarities})
-    if (!file.empty() && !std::ifstream(file)) throw hd::file_error("can't read " + file);
+  if (!o.analogies.empty()) read_analogies(o.analogies);
+  if (!o.similarities.empty()) read_similarities(o.similarities);
   if (!o.output.empty()) {
     const bool there = std::ifstream(o.output).good();
     if (!std::ofstream(o.output, std::ios::app)) throw hd::file_error("can't write " + o.output);

@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <string>
@@ -135,7 +136,33 @@ struct score {
   std::size_t right = 0, asked = 0, all = 0;  // asked: of all those whose words are known
 };
 
-/// Questions a : b = c : ?, one a line, sections behind a colon; the answer is the word among the commonest `limit`
+/// A question a : b = c : d and the section that it stands in.
+struct analogy {
+  std::string word[4], section;
+};
+
+/// The questions of a file, four words a line; `: NAME` begins a section, empty lines don't count. Throws
+/// heddle::file_error that names the line, also where there is anything else.
+inline std::vector<analogy> read_analogies(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) throw hd::file_error("word2vec: can't read " + path);
+  std::vector<analogy> all;
+  std::string section = "all", line;
+  for (std::size_t number = 1; std::getline(file, line); ++number) {
+    std::vector<std::string> words;
+    for_each_word(line, [&](std::string_view w) { words.emplace_back(w); });
+    if (words.size() >= 2 && words[0] == ":")
+      section = words[1];
+    else if (words.size() == 4)
+      all.push_back({{words[0], words[1], words[2], words[3]}, section});
+    else if (!words.empty())
+      throw hd::file_error("word2vec: " + path + ": line " + std::to_string(number) + ": " +
+                           std::to_string(words.size()) + " words where 4, or ': SECTION', are allowed");
+  }
+  return all;
+}
+
+/// Questions a : b = c : ?, as read_analogies reads them; the answer is the word among the commonest `limit`
 /// whose direction is nearest to b - a + c. Throws heddle::file_error.
 inline std::map<std::string, score> analogies(const std::string& path, const directions& d, std::size_t limit,
                                               std::size_t threads) {
@@ -145,22 +172,12 @@ inline std::map<std::string, score> analogies(const std::string& path, const dir
   };
   std::map<std::string, score> scores;
   std::vector<question> questions;
-  std::ifstream file(path);
-  if (!file) throw hd::file_error("word2vec: can't read " + path);
-  std::string line;
-  score* section = &scores["all"];
-  while (std::getline(file, line)) {
-    std::vector<std::string> words;
-    for_each_word(line, [&](std::string_view w) { words.emplace_back(w); });
-    if (words.size() >= 2 && words[0] == ":") {
-      section = &scores[words[1]];
-      continue;
-    }
-    if (words.size() != 4) continue;
-    ++section->all;
-    question q{{}, section};
+  scores["all"];
+  for (const analogy& from : read_analogies(path)) {
+    question q{{}, &scores[from.section]};
+    ++q.to->all;
     bool known = true;
-    for (std::size_t i = 0; i < 4; ++i) known &= (q.word[i] = d.find(words[i])) < limit;
+    for (std::size_t i = 0; i < 4; ++i) known &= (q.word[i] = d.find(from.word[i])) < limit;
     if (known) questions.push_back(q);
   }
   std::vector<char> right(questions.size());
@@ -203,7 +220,7 @@ inline std::vector<double> ranks(const std::vector<double>& x) {
   std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return x[a] < x[b]; });
   std::vector<double> r(x.size());
   for (std::size_t i = 0; i < order.size();) {
-    std::size_t j = i;
+    std::size_t j = i + 1;  // of a NaN, which differs from itself, too
     while (j < order.size() && x[order[j]] == x[order[i]]) ++j;
     for (std::size_t k = i; k < j; ++k) r[order[k]] = (static_cast<double>(i + j) + 1.0) / 2.0;
     i = j;
@@ -224,23 +241,43 @@ inline double rank_correlation(const std::vector<double>& x, const std::vector<d
   return aa > 0.0 && bb > 0.0 ? ab / std::sqrt(aa * bb) : 0.0;
 }
 
-/// Lines `word,word,score` after a title: how the cosines' order agrees with the scores'. Throws heddle::file_error.
-inline std::pair<double, score> similarities(const std::string& path, const directions& d) {
+/// A pair of words and how alike people find them.
+struct word_pair {
+  std::string word[2];
+  double value;
+};
+
+/// Lines `word,word,score` after a title; empty ones don't count. Throws heddle::file_error that names the line, also
+/// where a score is no finite number.
+inline std::vector<word_pair> read_similarities(const std::string& path) {
   std::ifstream file(path);
   if (!file) throw hd::file_error("word2vec: can't read " + path);
+  std::vector<word_pair> all;
   std::string line;
   std::getline(file, line);
+  for (std::size_t number = 2; std::getline(file, line); ++number) {
+    while (!line.empty() && std::isspace(static_cast<unsigned char>(line.back()))) line.pop_back();
+    if (line.empty()) continue;
+    const std::size_t first = line.find(','), second = first == line.npos ? first : line.find(',', first + 1);
+    double value = std::numeric_limits<double>::quiet_NaN();
+    if (second != line.npos) std::from_chars(line.data() + second + 1, line.data() + line.size(), value);
+    if (!std::isfinite(value))
+      throw hd::file_error("word2vec: " + path + ": line " + std::to_string(number) +
+                           ": this is not 'word,word,score' with a finite score");
+    all.push_back({{line.substr(0, first), line.substr(first + 1, second - first - 1)}, value});
+  }
+  return all;
+}
+
+/// How the cosines' order agrees with the scores' of read_similarities. Throws heddle::file_error.
+inline std::pair<double, score> similarities(const std::string& path, const directions& d) {
   std::vector<double> people, ours;
   score s;
-  while (std::getline(file, line)) {
-    const std::size_t first = line.find(','), second = line.find(',', first + 1);
-    if (second == line.npos) continue;
+  for (const word_pair& pair : read_similarities(path)) {
     ++s.all;
-    const std::uint32_t a = d.find(line.substr(0, first)), b = d.find(line.substr(first + 1, second - first - 1));
-    double value = 0.0;
-    std::from_chars(line.data() + second + 1, line.data() + line.size(), value);
+    const std::uint32_t a = d.find(pair.word[0]), b = d.find(pair.word[1]);
     if (a == vocabulary::none || b == vocabulary::none) continue;
-    people.push_back(value);
+    people.push_back(pair.value);
     ours.push_back(d.cosine(d[a], b));
   }
   s.asked = people.size();

@@ -9,6 +9,7 @@
 
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <sstream>
 
 using namespace word2vec;
@@ -151,6 +152,33 @@ TEST_CASE("Rank correlation by hand") {
   CHECK(rank_correlation({1, 2, 3, 4}, {4, 3, 2, 1}) == Approx(-1.0));
   CHECK(rank_correlation({1, 2, 2, 3}, {1, 3, 2, 4}) == Approx(4.5 / std::sqrt(4.5 * 5.0)));  // ranks 1, 2.5, 2.5, 4
   CHECK(rank_correlation({1, 1}, {1, 2}) == 0.0);
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  CHECK(ranks({nan, nan}).size() == 2);  // of vectors that have diverged: it ends
+}
+
+TEST_CASE("Files of questions and pairs are read whole, or the line is named that isn't one") {
+  const file questions(": first one\na b c d\r\n\n: second\ne f g h"), pairs("title\na,b,1.5\r\n\nc,d,-2");
+  const std::vector<analogy> q = read_analogies(questions.path);
+  REQUIRE(q.size() == 2);
+  CHECK(q[0].section + q[0].word[0] + q[0].word[3] == "firstad");
+  CHECK(q[1].section + q[1].word[1] + q[1].word[2] == "secondfg");
+  const std::vector<word_pair> p = read_similarities(pairs.path);
+  REQUIRE(p.size() == 2);
+  CHECK(p[0].word[0] + p[0].word[1] == "ab");
+  CHECK((p[0].value == 1.5 && p[1].value == -2.0));
+  const auto refused = [](const std::string& text, const char* line, auto read) {
+    const file f(text);
+    try {
+      read(f.path);
+    } catch (const hd::file_error& e) {
+      return std::string(e.what()).find(f.path + line) != std::string::npos;
+    }
+    return false;
+  };
+  for (const char* bad : {"a b c", "garbled", "a b c d e", ":"})
+    CHECK(refused("a b c d\n" + std::string(bad), ": line 2:", read_analogies));
+  for (const char* bad : {"a", "a,b", "a,b,", "a,b,x", "a,b,nan", "a,b,inf"})
+    CHECK(refused("title\na,b,1\n" + std::string(bad), ": line 3:", read_similarities));
 }
 
 TEST_CASE("--eval finds both files in a folder or its folders, unless they are given") {
