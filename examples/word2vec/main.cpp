@@ -120,10 +120,13 @@ template <class Format> int run(const options& o, int rank, int ranks) {
   // Training may take hours: what it would fail on in the end is looked at first.
   if (!o.analogies.empty()) read_analogies(o.analogies);
   if (!o.similarities.empty()) read_similarities(o.similarities);
-  if (!o.output.empty()) {
-    const bool there = std::ifstream(o.output).good();
-    if (!std::ofstream(o.output, std::ios::app)) throw hd::file_error("can't write " + o.output);
-    if (!there) std::remove(o.output.c_str());  // nothing of a training that fails
+  if (rank == 0) {
+    for (const std::string& path : {o.output, o.checkpoint}) {
+      if (path.empty()) continue;
+      const bool there = std::ifstream(path).good();
+      if (!std::ofstream(path, std::ios::app)) throw hd::file_error("can't write " + path);
+      if (!there) std::remove(path.c_str());  // nothing of a training that fails
+    }
   }
   model m(v.size(), o.size, o.seed);
   outcome out;

@@ -159,6 +159,7 @@ inline std::vector<analogy> read_analogies(const std::string& path) {
       throw hd::file_error("word2vec: " + path + ": line " + std::to_string(number) + ": " +
                            std::to_string(words.size()) + " words where 4, or ': SECTION', are allowed");
   }
+  if (all.empty()) throw hd::file_error("word2vec: " + path + " has no questions");
   return all;
 }
 
@@ -266,6 +267,7 @@ inline std::vector<word_pair> read_similarities(const std::string& path) {
                            ": this is not 'word,word,score' with a finite score");
     all.push_back({{line.substr(0, first), line.substr(first + 1, second - first - 1)}, value});
   }
+  if (all.empty()) throw hd::file_error("word2vec: " + path + " has no pairs of words");
   return all;
 }
 

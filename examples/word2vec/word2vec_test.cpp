@@ -179,6 +179,8 @@ TEST_CASE("Files of questions and pairs are read whole, or the line is named tha
     CHECK(refused("a b c d\n" + std::string(bad), ": line 2:", read_analogies));
   for (const char* bad : {"a", "a,b", "a,b,", "a,b,x", "a,b,nan", "a,b,inf"})
     CHECK(refused("title\na,b,1\n" + std::string(bad), ": line 3:", read_similarities));
+  for (const char* none : {"", "\n", ": section\n"}) CHECK(refused(none, " has no questions", read_analogies));
+  for (const char* none : {"", "title", "title\n\n"}) CHECK(refused(none, " has no pairs", read_similarities));
 }
 
 TEST_CASE("--eval finds both files in a folder or its folders, unless they are given") {
