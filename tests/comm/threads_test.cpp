@@ -655,3 +655,20 @@ TEST_CASE("the example of the documentation") {
   // example-end
   CHECK(bytes == 1600);
 }
+
+TEST_CASE("levels of groups without a rank are refused by name, and the communicator goes on") {
+  findings found;
+  hd::threads::run(few(3, 2s), [&](auto& comm) {
+    for (const int group : {0, -2}) {
+      std::string said;
+      try {
+        (void)comm.levels(group);
+      } catch (const hd::argument_error& e) {
+        said = e.what();
+      }
+      found.expect(said.find("group is " + std::to_string(group) + ", allowed is 1") != said.npos, comm.rank(), "what it says", said);
+    }
+    found.expect(comm.levels(2).inside.size() == (comm.rank() < 2 ? 2 : 1), comm.rank(), "ranks of a group");
+  });
+  CHECK(found.text() == "");
+}

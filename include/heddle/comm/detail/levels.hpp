@@ -26,6 +26,8 @@ template <class Comm> struct level_pair {
 template <class Comm> class level_cache {
  public:
   level_pair<Comm>& of(Comm& whole, int group) {
+    if (group < 1)
+      throw argument_error("heddle::levels: group is " + std::to_string(group) + ", allowed is 1 or above");
     using list = std::vector<std::shared_ptr<level_pair<Comm>>>;
     if (!all_) all_ = std::make_shared<list>();
     list& all = *static_cast<list*>(all_.get());
