@@ -292,7 +292,8 @@ TEST_CASE("a dead worker's batches go to one who asks, once each, also if that o
         hd::worker_options o = worker(1);
         o.resumes = o.stands_for >= 0;
         if (of != self) o.stands_for = of, o.resumes = true;
-        if (apart) o.object = static_cast<std::uint64_t>(1000 * (self + 1) + heirs), o.patience = 10s;
+        const int which = of == self ? 0 : 1 + heirs;  // a rank's objects have numbers of their own
+        if (apart) o.object = static_cast<std::uint64_t>(1000 * (self + 1) + which), o.patience = 10s;
         hd::sharded_table<counting, wire> t({.seed = 5, .shard_bits = 4}, m, o);
         if (of != self) ++heirs;
         for (int b = static_cast<int>(t.pushed_before()); b < batches; ++b) {

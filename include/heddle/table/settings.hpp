@@ -95,7 +95,8 @@ struct worker_options {
   bool resumes = false;
   int stands_for = -1;  ///< The worker whose pushes these are, see `sharded_table::next_orphan`; -1: its own.
   /// Where this object's number begins, below 2^63; 0: the wall clock's nanoseconds. A worker's objects have rising
-  /// numbers: a server that knows a higher one says so, which costs a round trip.
+  /// numbers: a server that knows a higher one says so, which costs a round trip. No two objects of a rank begin with
+  /// the same: a late answer to the first would count for the second.
   std::uint64_t object = 0;
 
   /// Throws argument_error for a number outside its range.
