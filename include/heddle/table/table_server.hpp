@@ -74,7 +74,12 @@ template <class Table, messenger Messenger> class table_server {
   /// @brief Serves until every worker has left or died, and then until nobody can be waiting for an answer any more.
   void run() {
     const auto start = clock::now();
-    for (auto quiet = start; !all_gone() || (workers_.anyone_here() && clock::now() - quiet < options_.linger);) {
+    // Who has left may still wait to hear it, also of a life of this server that was killed, until it says goodbye.
+    const auto waited_for = [&] {
+      return std::any_of(workers_.begin(), workers_.end(),
+                         [](const worker& w) { return w.here || (w.left() && !w.parted); });
+    };
+    for (auto quiet = start; !all_gone() || (waited_for() && clock::now() - quiet < options_.linger);) {
       if (serve(std::chrono::milliseconds(20)) || !all_gone()) quiet = clock::now();
       if (clock::now() - start >= options_.join) give_up_absent();
     }
@@ -117,6 +122,7 @@ template <class Table, messenger Messenger> class table_server {
     switch (m.kind) {
       case message_kind::joined:
         w.here = true;
+        w.parted = false;
         for (worker& x : workers_)
           if (x.voice == m.from.rank) x.dead = false;
         return;
@@ -124,6 +130,7 @@ template <class Table, messenger Messenger> class table_server {
       case message_kind::left:  // without a word to this server: as good as dead
         std::erase_if(waiting_, [&](const request& r) { return r.from.rank == m.from.rank; });
         w.here = false;
+        w.parted = m.kind == message_kind::left;
         for (worker& x : workers_) {
           if (x.voice != m.from.rank || x.left()) continue;
           x.dead = true;
