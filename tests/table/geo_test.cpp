@@ -8,6 +8,7 @@
 #include <cmath>
 #include <functional>
 #include <numeric>
+#include <optional>
 #include <thread>
 
 namespace hd = heddle;
@@ -277,6 +278,30 @@ TEST_CASE("a server that started again without having heard a greeting takes any
   }
   part.forget_sequences();
   CHECK(part.sequence_of(0) == 0);
+}
+
+TEST_CASE("a server that begins when all have left answers one that hasn't heard so") {
+  counting part({.seed = 5, .shard_bits = 4});
+  constexpr std::uint32_t whole = 0x4000, presence = 0x8000;
+  part.note_sequence(0, 7), part.note_sequence(whole, 7), part.note_sequence(presence, 1);
+  hd::threads::meeting_place place(2);
+  hd::threads::messenger home(quick(), place, 0);
+  hd::table_server server(part, home, {.workers = 1, .linger = 5s});
+  CHECK(server.all_gone());
+  const auto layout = part.layout_number();
+  std::jthread runs([&] { server.run(); });
+  std::this_thread::sleep_for(100ms);  // it runs by then, as one that has started again beside a worker that waits
+  std::optional<hd::threads::messenger> one(std::in_place, quick(), place, 1);
+  one->connect(0);
+  bool answered = false;
+  for (int tries = 0; tries < 200 && !answered; ++tries) {
+    (void)one->receive(20ms);
+    if (one->life_of(0) == 0) continue;
+    say(*one, tag::save, 10, {.layout = layout, .pushes = 7, .object = 5, .last = 1}, {});
+    while (const auto m = one->receive(20ms)) answered |= m->kind == hd::message_kind::data && m->id == 10;
+  }
+  CHECK(answered);
+  one.reset();  // says goodbye
 }
 
 TEST_CASE("a dead worker's batches go to one who asks, once each, also if that one dies") {
