@@ -643,25 +643,46 @@ TEST_CASE("each group of tensors has an update rule of its own, on servers and e
   others(served);
 }
 
-TEST_CASE("the answer to a join is the same when it is asked for again, whatever others have pushed meanwhile") {
-  const hd::detail::row_map map({{4, 2}}, 1);
-  hd::detail::row_server<hd::sgd, hd::host_resource> server(hd::sgd{}, {}, map, 0, 2, 1, {});
-  const std::vector<float> start{1, 2, 3, 4};
-  server.assign([&](std::size_t) { return start.data(); }, 0);
+namespace {
+
+// A server of four parameters in two rows, and what it says to two workers.
+struct served_rows {
+  using tag = hd::detail::row_tag;
+  hd::detail::row_map map{{{4, 2}}, 1};
+  hd::detail::row_server<hd::sgd, hd::host_resource> server{hd::sgd{}, {}, map, 0, 2, 1, {}};
   std::vector<std::vector<std::byte>> to[2];
-  const auto says = [&](int rank, hd::detail::row_tag tag, std::uint64_t id, float g) {
+
+  served_rows() {
+    const std::vector<float> start{1, 2, 3, 4};
+    server.assign([&](std::size_t) { return start.data(); }, 0);
+  }
+  void heed(int rank, hd::message_kind kind, tag t, std::uint64_t id, const std::vector<std::byte>& bytes) {
+    hd::message m{kind, {rank, 1}, static_cast<std::uint32_t>(t), id, hd::payload(std::span<const std::byte>(bytes))};
+    server.heed(m, [&](int r, std::uint64_t, std::vector<std::byte>&& b) { to[r].push_back(std::move(b)); });
+  }
+  void says(int rank, tag t, std::uint64_t id, float g) {
     hd::detail::row_writer rows(false);
     const float gradient[] = {g, g};
     if (g != 0.0f) rows.add(0, gradient, 2);
-    const auto bytes = rows.message(hd::detail::row_request{.samples = 1.0, .lr = 1.0f}, 2);
-    hd::message m{hd::message_kind::data,
-                  {rank, 1},
-                  static_cast<std::uint32_t>(tag),
-                  id,
-                  hd::payload(std::span<const std::byte>(bytes))};
-    server.heed(m, [&](int r, std::uint64_t, std::vector<std::byte>&& b) { to[r].push_back(std::move(b)); });
-  };
-  using tag = hd::detail::row_tag;
+    heed(rank, hd::message_kind::data, t, id, rows.message(hd::detail::row_request{.samples = 1.0, .lr = 1.0f}, 2));
+  }
+  void probes(int rank, std::uint64_t id, std::uint64_t probe) {
+    const auto bytes = std::as_bytes(std::span(&probe, 1));
+    heed(rank, hd::message_kind::data, tag::probe, id, {bytes.begin(), bytes.end()});
+  }
+  void leaves(int rank) { heed(rank, hd::message_kind::left, tag::push, 0, {}); }
+  hd::detail::row_status last(int rank) const {
+    return hd::detail::row_head<hd::detail::row_reply>(hd::payload(std::span<const std::byte>(to[rank].back()))).status;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("the answer to a join is the same when it is asked for again, whatever others have pushed meanwhile") {
+  served_rows rows;
+  auto& [map, server, to] = rows;
+  using tag = served_rows::tag;
+  const auto says = [&](int rank, tag t, std::uint64_t id, float g) { rows.says(rank, t, id, g); };
   says(0, tag::push, 1, 0.5f);
   says(1, tag::join, 1, 0.0f);
   says(0, tag::join, 2, 0.0f);
@@ -677,6 +698,31 @@ TEST_CASE("the answer to a join is the same when it is asked for again, whatever
   REQUIRE(to[1].size() == 3);
   CHECK(to[1][1] != to[1][2]);
   CHECK(server.heard());
+}
+
+TEST_CASE("who was told that all have joined isn't refused for an old message that comes late, when another has left") {
+  using tag = served_rows::tag;
+  using hd::detail::row_status;
+  served_rows rows;
+  rows.says(0, tag::push, 1, 0.5f);
+  rows.says(1, tag::join, 1, 0.0f);
+  rows.says(0, tag::join, 2, 0.0f);  // and the answer is lost
+  const auto answer = rows.to[0].back();
+  rows.says(1, tag::thanks, 1, 0.0f);
+  rows.leaves(1);
+  const std::size_t said = rows.to[0].size();
+  rows.says(0, tag::push, 1, 0.5f);  // repeated under way
+  rows.probes(0, 1, 1);
+  rows.says(0, tag::again, 1, 0.0f);
+  rows.says(0, tag::thanks, 1, 0.0f);
+  CHECK(rows.to[0].size() == said);
+  rows.probes(0, 2, 2);
+  REQUIRE(rows.to[0].size() == said + 1);
+  CHECK(rows.last(0) == row_status::answered);
+  rows.says(0, tag::again, 2, 0.0f);
+  CHECK(rows.to[0].back() == answer);
+  rows.says(0, tag::push, 3, 0.5f);  // has heard it, and can't go on
+  CHECK(rows.last(0) == row_status::failed);
 }
 
 TEST_CASE("where the mode says so, ranks go on without one that leaves, and what it has pushed counts") {

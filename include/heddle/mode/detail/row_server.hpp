@@ -148,8 +148,8 @@ template <class Rule, class Memory> class row_server {
       return;
     }
     const bool answered = m.id == c.asked && !c.waiting;
-    // Who leaves after all have joined is no failure for those who were told so.
-    if (failed_by_ >= 0 && !(answered && c.told)) return refuse(rank, m.id, send);
+    // Who leaves after all have joined is no failure for those who were told so; what they said before may come late.
+    if (failed_by_ >= 0 && !(c.told && m.id <= c.asked)) return refuse(rank, m.id, send);
     if (static_cast<row_tag>(m.tag) == row_tag::again) {
       if (answered) answer(c, send);
       return;
