@@ -7,9 +7,10 @@
 // bench/word2vec.sh runs this: word2vec TEXT skipgram|cbow vector_asm|relaxed|racy THREADS prints seconds per epoch, of the clock and of
 // processors;
 // word2vec TEXT count prints the words that are kept and the line ends;
-// word2vec TEXT replicas geoPART:LEAST|async|sync|hogwild WORKERS MBIT PERIOD EPOCHS [FOLDER [SEED]] prints seconds,
-// megabytes sent by a worker, and by the files in a folder the percentage of analogies and the similarities' correlation:
-// workers are threads with a link each of so many Mbit/s, 0 for no bound.
+// word2vec TEXT replicas geo|lockstep|async|sync|hogwild[:PART[:LEAST[:COMMON]]] WORKERS MBIT PERIOD EPOCHS [FOLDER [SEED [RATE]]] prints
+// seconds, megabytes sent by a worker, and by the files in a folder the percentage of analogies and the similarities' correlation:
+// workers are threads with a link each of so many Mbit/s, 0 for no bound; lockstep is geo whose servers answer when all have
+// pushed, as it is where each worker has a core of its own.
 // word2vec TEXT quality skipgram|cbow THREADS SEED FOLDER prints the seconds of five epochs and the same two;
 // word2vec TEXT judge FILE FOLDER prints these of vectors that are in a file in word2vec's binary format.
 #include <cstdio>
@@ -17,6 +18,7 @@
 #include <ctime>
 
 #include <deque>
+#include <sstream>
 
 #include "../examples/word2vec/replicas.hpp"
 #include "../examples/word2vec/vectors.hpp"
@@ -139,7 +141,10 @@ void say(double seconds, const std::pair<double, double>& judged) {
 
 template <class Format> int replicas(word2vec::options& o, const word2vec::vocabulary& v, int argc, char** argv) {
   if (argc < 8) return 2;
-  const std::string mode = argv[3];
+  std::vector<std::string> settings;
+  std::istringstream in(argv[3]);
+  for (std::string s; std::getline(in, s, ':');) settings.push_back(s);
+  const std::string mode = settings.at(0);
   o.threads = std::strtoul(argv[4], nullptr, 10);
   const double mbit = std::strtod(argv[5], nullptr);
   o.period = std::strtoul(argv[6], nullptr, 10);
@@ -159,11 +164,11 @@ template <class Format> int replicas(word2vec::options& o, const word2vec::vocab
                                             : word2vec::geo_sgd(o);
     how.half = true;
     // What the answer to a push brings is there at the next push, however slow the link is.
-    if (mode.starts_with("geo")) {
-      how.wait = hd::geo_wait::before_next;
-      how.part = std::strtod(mode.c_str() + 3, nullptr);
-      if (const auto at = mode.find(':'); at != mode.npos) how.least = std::strtoul(mode.c_str() + at + 1, nullptr, 10);
-    }
+    if (mode == "geo" || mode == "lockstep") how.wait = hd::geo_wait::before_next;
+    if (mode == "lockstep") how.synchronous = true;
+    if (settings.size() > 1) how.part = std::strtod(settings[1].c_str(), nullptr);
+    if (settings.size() > 2) how.least = std::strtoul(settings[2].c_str(), nullptr, 10);
+    if (settings.size() > 3) how.common = std::strtoul(settings[3].c_str(), nullptr, 10);
     const slow_connection link{mbit > 0.0 ? 8e-6 / mbit : 0.0};
     seconds = word2vec::train_replicas<Format>(o, v, m, how, link, silent, &sent).seconds;
   }

@@ -16,8 +16,8 @@ using examples::usage_error;
 struct options {
   std::string train, output, checkpoint, eval, analogies, similarities, nearest, mode = "hogwild";
   std::size_t size = 100, window = 5, negative = 5, min_count = 5, epochs = 5, threads = 2, seed = 1, period = 1,
-              least = 80, restrict_to = 30000;
-  double sample = 1e-4, rate = 0.0, part = 0.5;
+              least = 80, common = 400, restrict_to = 30000;
+  double sample = 1e-4, rate = 0.0, part = 0.0;
   bool cbow = false, binary = false, in_order = false, resume = false, check = false, help = false;
   std::size_t first = 0, last = 0;  // not on the command line: the epochs to train now; last 0: to the end
   /// Behind the last epoch to train now.
@@ -40,8 +40,11 @@ inline examples::option_table table_of(options& o) {
          o.mode);
   t.size("period", "of geo-sgd: batches of 10,000 words between exchanges", o.period, 1, 1000000);
   t.size("least", "of geo-sgd: changes of a vector until it is exchanged", o.least, 1, 4294967295);
-  t.real("part", "of geo-sgd: of what a vector has moved that is sent, the rest follows; 0: 1 / threads", o.part, 0.0,
-         1.0);
+  t.size("common",
+         "of geo-sgd: what a vector has moved by more changes than this of all threads is sent in part, the rest follows; "
+         "0: of all vectors",
+         o.common, 0, 4294967295);
+  t.real("part", "of geo-sgd: at least so much of it; 0: 1 / threads", o.part, 0.0, 1.0);
   t.flag("cbow", "predict a word from the mean of its neighbours instead of from each (skip-gram)", o.cbow);
   t.size("size", "of a vector", o.size, 1, 4096);
   t.size("window", "most words on either side", o.window, 1, 1000);

@@ -21,8 +21,10 @@ namespace word2vec {
 
 /// @name Modes of replicas: how often they push, how much of their moves, and what they wait for
 /// @{
-/// Every `period` batches, `part` of what vectors have moved that were changed `least` times; never waits.
-inline hd::geo_options geo_sgd(const options& o) { return {.period = o.period, .part = o.part, .least = o.least}; }
+/// Every `period` batches, what vectors have moved that were changed `least` times, of `common` ones a part; never waits.
+inline hd::geo_options geo_sgd(const options& o) {
+  return {.period = o.period, .part = o.part, .common = o.common, .least = o.least};
+}
 /// Every batch, all of it; waits for the answer.
 inline hd::geo_options async_ps(const options&) { return {.period = 1, .part = 1.0, .wait = hd::geo_wait::at_once}; }
 /// The same, and servers answer when everybody has pushed; as float16, while the next batch is computed.

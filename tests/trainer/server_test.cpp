@@ -996,6 +996,69 @@ TEST_CASE("a row that few have touched travels when it was touched often enough,
   }
 }
 
+TEST_CASE("of what has moved a row a push sends the less the more it was touched, and the rest later") {
+  for (const double part : {0.0, 0.5}) {
+    on_threads(4, [&](auto& comm) {
+      constexpr std::size_t touches[] = {1, 4, 5, 8, 16, 4'000'000'000};
+      std::vector<float> w(5 * 6, 0.0f);  // six rows of each rank, and six of all
+      hd::geo_replica<hd::threads::messenger> replica(
+          hd::threads::connection{}, comm, {{w.data(), w.size(), 1, true}},
+          {.servers = 2, .period = 1, .part = part, .common = 16, .wait = hd::geo_wait::at_once});
+      const auto own = 6 * static_cast<std::size_t>(comm.rank());
+      for (std::size_t r = 0; r < 6; ++r) {
+        for (const std::size_t row : {own + r, 24 + r}) {
+          w[row] += 1.0f;
+          replica.touch(0, row, touches[r]);
+          if (touches[r] == 4'000'000'000) replica.touch(0, row, touches[r]);  // as many as can be counted
+        }
+      }
+      replica.batch();
+      const auto known = replica.agreed(0);
+      const float least = part > 0.0 ? 0.5f : 0.25f;
+      const float expected[] = {1.0f, 1.0f, 0.8f, 0.5f, least, least};
+      for (std::size_t r = 0; r < 6; ++r) {
+        RANK_CHECK(known[own + r] == expected[r]);
+        RANK_CHECK(w[own + r] == 1.0f);
+      }
+      replica.touch(0, own + 5);  // rare now
+      replica.batch();
+      RANK_CHECK(known[own + 5] == 1.0f);
+      RANK_CHECK(known[own + 4] == least);
+      replica.join();
+      for (std::size_t r = 0; r < w.size(); ++r) RANK_CHECK(w[r] == (r < 24 ? 1.0f : 4.0f));
+    });
+  }
+}
+
+TEST_CASE("replicas in step that each pull common rows where they belong settle there, and fly off where all adds up") {
+  // Each period a replica takes row r so much of the way that is left, by touches in proportion.
+  constexpr float pull[] = {0.01f, 0.1f, 0.5f, 0.9f, 1.0f};
+  const auto distance = [&](hd::geo_options o) {
+    std::vector<float> most(5, 0.0f);
+    o.servers = 2, o.period = 1, o.wait = hd::geo_wait::before_next, o.synchronous = true;
+    on_threads(4, [&](auto& comm) {
+      std::vector<float> w(5, 0.0f);
+      hd::geo_replica<hd::threads::messenger> replica(hd::threads::connection{}, comm, {{w.data(), 5, 1, true}}, o);
+      for (int t = 0; t < 200; ++t) {
+        for (std::size_t r = 0; r < 5; ++r) {
+          w[r] += pull[r] * (1.0f - w[r]);
+          replica.touch(0, r, static_cast<std::size_t>(800.0f * pull[r]));
+        }
+        replica.batch();
+      }
+      replica.join();
+      for (std::size_t r = 0; comm.rank() == 0 && r < 5; ++r) most[r] = std::fabs(w[r] - 1.0f);
+    });
+    return most;
+  };
+  const auto good = distance({.common = 400}), bad = distance({.part = 0.5});
+  for (std::size_t r = 0; r < 5; ++r) {
+    INFO(pull[r] << ": " << good[r] << ", " << bad[r]);
+    CHECK(good[r] < 0.1f);
+    CHECK((r < 3 || bad[r] > 10.0f));
+  }
+}
+
 TEST_CASE("a server keeps who changed which row only where moves travel as float16") {
   const hd::detail::row_map map({{40, 2}}, 1);
   const auto bytes = [&](const hd::detail::row_server_settings& s) {

@@ -7,6 +7,7 @@
 #include <heddle/mode/detail/row_node.hpp>
 
 #include <bit>
+#include <limits>
 
 namespace heddle {
 inline namespace v0 {
@@ -31,6 +32,10 @@ struct geo_options {
   int servers = 0;         ///< Ranks below it hold the parameters; 0: all ranks.
   std::size_t period = 8;  ///< Batches between pushes, at least 1.
   double part = 0.0;       ///< Of its moves that a push sends, in (0, 1]; 0: 1 / ranks. 1: nothing is kept.
+  /// Of a sparse row that was touched t times since its last push, common / (ranks t) is sent, at least `part` and at
+  /// most all. So what replicas move a rare row by adds up at once, and what all of them move a common one by, each as
+  /// far as it should go, doesn't go that far several times. 0: `part` of every row. Below 2^32.
+  std::size_t common = 0;
   /// Touches after which a sparse row is due: a push takes only rows touched so often since their last one, the common
   /// ones soon, the rare ones seldom; flush() and join() take all. At least 1, below 2^32.
   std::size_t least = 1;
@@ -78,7 +83,7 @@ template <class Messenger, class Memory = host_resource> class geo_replica {
         map_(shapes(rows_), options_.servers),
         agreed_(memory, map_.elements()),
         flags_(map_.rows(), 0),
-        touches_(options_.least > 1 ? map_.rows() : 0, 0),
+        touches_(options_.least > 1 || options_.common > 0 ? map_.rows() : 0, 0),
         seen_(static_cast<std::size_t>(options_.servers), 0),
         since_(seen_.size(), 0) {
     require_same(comm);
@@ -106,9 +111,9 @@ template <class Messenger, class Memory = host_resource> class geo_replica {
                            std::to_string(which));
     const std::size_t at = map_.number(which, row);
     flags_[at] |= touched;
-    if (!touches_.empty()) {  // up to `least`
+    if (!touches_.empty()) {
       const std::size_t now = touches_[at];
-      touches_[at] = static_cast<std::uint32_t>(now + (std::min)(times, options_.least - now));
+      touches_[at] = static_cast<std::uint32_t>(now + (std::min)(times, most_touches - now));
     }
   }
 
@@ -122,7 +127,7 @@ template <class Messenger, class Memory = host_resource> class geo_replica {
         if (options_.wait == geo_wait::never) continue;
         pull(k, false);
       }
-      push(k, detail::row_tag::push, part(), options_.half, false);
+      push(k, detail::row_tag::push, options_.half, false);
       waited = 0;
     }
     for (int k = 0; options_.wait == geo_wait::at_once && k < options_.servers; ++k)
@@ -170,14 +175,18 @@ template <class Messenger, class Memory = host_resource> class geo_replica {
  private:
   using node = detail::row_node<Messenger, server_type>;
   static constexpr unsigned char touched = 1, owing = 2;
+  static constexpr std::size_t most_touches = (std::numeric_limits<std::uint32_t>::max)();
 
   static geo_options checked(geo_options o, int ranks) {
     if (o.servers < 0 || o.servers > ranks)
       throw argument_error("heddle::geo_replica: servers is " + std::to_string(o.servers) + " of " +
                            std::to_string(ranks) + " ranks");
     if (o.period == 0) throw argument_error("heddle::geo_replica: period is 0, allowed is 1 or above");
-    if (o.least == 0 || o.least > 0xffffffff)
+    if (o.least == 0 || o.least > most_touches)
       throw argument_error("heddle::geo_replica: least is " + std::to_string(o.least) + ", allowed is 1 to 4294967295");
+    if (o.common > most_touches)
+      throw argument_error("heddle::geo_replica: common is " + std::to_string(o.common) +
+                           ", allowed is 0 to 4294967295");
     if (!(o.part >= 0.0 && o.part <= 1.0))
       throw argument_error("heddle::geo_replica: part is " + std::to_string(o.part) + ", allowed is 0 to 1");
     if (o.synchronous && o.wait == geo_wait::never)
@@ -203,6 +212,7 @@ template <class Messenger, class Memory = host_resource> class geo_replica {
     mix(static_cast<std::uint64_t>(options_.servers));
     mix(options_.period);
     mix(std::bit_cast<std::uint64_t>(options_.part));
+    mix(options_.common);
     mix(options_.least);
     mix(static_cast<std::uint64_t>(options_.wait));
     mix(options_.synchronous);
@@ -216,8 +226,11 @@ template <class Messenger, class Memory = host_resource> class geo_replica {
     return all;
   }
 
-  float part() const noexcept {
-    return options_.part > 0.0 ? static_cast<float>(options_.part) : 1.0f / static_cast<float>(ranks_);
+  // Of a row's move that a push sends.
+  float part(std::size_t row) const noexcept {
+    const double ranks = ranks_, least = options_.part > 0.0 ? options_.part : 1.0 / ranks;
+    const double touches = options_.common > 0 ? touches_[row] : 0.0, common = static_cast<double>(options_.common);
+    return static_cast<float>(touches > 0.0 ? std::clamp(common / (ranks * touches), least, 1.0) : least);
   }
   void restart() {
     std::fill(flags_.begin(), flags_.end(), 0);
@@ -236,17 +249,18 @@ template <class Messenger, class Memory = host_resource> class geo_replica {
     for (int k = 0; k < options_.servers; ++k)
       if (node_->open(k)) pull(k, false);
     for (int k = 0; k < options_.servers; ++k)
-      push(k, tag, 1.0f, false, true);  // in the end all replicas are the servers', which float16 has hidden so far
+      push(k, tag, false, true);  // in the end all replicas are the servers', which float16 has hidden so far
     for (int k = 0; k < options_.servers; ++k) pull(k, true);
     std::fill(since_.begin(), since_.end(), 0);
   }
 
-  // rest: also of rows that weren't touched, but of which something was kept.
-  void push(int k, detail::row_tag tag, float share, bool half, bool rest) {
+  // rest: all moves, also of rows that weren't touched, but of which something was kept.
+  void push(int k, detail::row_tag tag, bool half, bool rest) {
     const std::size_t first = map_.first(k), last = map_.first(k + 1);
     detail::row_writer out(half);
     map_.each(first, last, [&](const detail::row_map::row& r) {
       unsigned char& flag = flags_[r.number];
+      const float share = rest ? 1.0f : part(r.number);
       if (rows_[r.tensor].sparse) {
         if (!(rest ? flag : flag & touched)) return;
         if (!touches_.empty()) {
