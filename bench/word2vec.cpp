@@ -150,8 +150,7 @@ template <class Format> int replicas(word2vec::options& o, const word2vec::vocab
   o.period = std::strtoul(argv[6], nullptr, 10);
   o.epochs = std::strtoul(argv[7], nullptr, 10);
   if (argc > 9) o.seed = std::strtoul(argv[9], nullptr, 10);
-  // What replicas move adds up: on slow links 0.05 is too much.
-  o.rate = argc > 10 ? std::strtod(argv[10], nullptr) : mode == "hogwild" ? 0.05 : 0.025;
+  if (argc > 10) o.rate = std::strtod(argv[10], nullptr);
   word2vec::model m(v.size(), o.size, o.seed);
   const auto silent = [](double, double, double) {};
   std::uint64_t sent = 0;

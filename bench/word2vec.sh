@@ -50,7 +50,7 @@ if [ "${3-}" = quality ]; then
   : >"$folder/log"
   each skipgram 25 .65 "$program" $corpus quality skipgram $threads SEED "$eval"
   each cbow 27 .64 "$program" $corpus quality cbow $threads SEED "$eval"
-  for workers in 2 4; do each geo.$workers 25 .65 replicas geo0.5:80 $workers SEED; done
+  for workers in 2 4; do each geo.$workers 25 .65 replicas geo $workers SEED; done
   each async_ps.4 25 .65 replicas async 4 SEED
   each synchronous.4 25 .65 replicas sync 4 SEED
   if /usr/bin/python3 -c "import gensim" 2>/dev/null || (install python3-gensim "comparing with gensim"); then
@@ -112,13 +112,13 @@ compare skipgram.racy "ours skipgram vector_asm" "ours skipgram racy"
 compare skipgram.relaxed "ours skipgram vector_asm" "ours skipgram relaxed"
 
 # Replicas on parameter servers: four workers, each with a link of its own, as float16, batches of 10,000 words of a
-# worker. Geo-SGD exchanges half of what a vector has moved once 80 terms have changed it; the others all vectors that were
-# touched, after each batch, synchronous ones while the next batch is computed. With their last exchange, of all as floats.
+# worker. Geo-SGD exchanges vectors once 80 terms have changed them; the others all that were touched, after each batch,
+# synchronous ones while the next batch is computed. With their last exchange, of all as floats.
 slow() {  # slow MODE MBIT: words per second
   "$program" "$folder/text" replicas "$1" 4 "$2" 1 $epochs | awk -v words="$((words * epochs))" '{ print words / $1 }'
 }
 for link in 1gbit:1000 100mbit:100; do
-  geo=$(slow geo0.5:80 "${link#*:}")
+  geo=$(slow geo "${link#*:}")
   for mode in sync:synchronous async:async_ps; do
     awk -v name="geo.${link%:*}.${mode#*:}" -v a="$geo" -v b="$(slow "${mode%:*}" "${link#*:}")" \
       'BEGIN { printf "RATIO %s %.0f %.0f words/s %.3f\n", name, a, b, a / b }' | tee -a "$folder/log"
@@ -130,10 +130,10 @@ done
 head -c 4000000 "$folder/text" | sed '$d' >"$folder/short"
 batches=$("$program" "$folder/short" count | awk '{ print $1 / 10000 }')
 seconds=$("$program" "$folder/short" skipgram vector_asm 1 | awk -v n="$batches" '{ print $2 / n }')
-for mode in sync async geo0.5:80; do
+for mode in sync async geo; do
   for workers in 2 4 8; do
     { for e in 1 2; do "$program" "$folder/short" replicas $mode $workers 0 1 $e; done; } |
-      awk -v mode="${mode%0.5*}" -v w=$workers -v n="$batches" \
+      awk -v mode=$mode -v w=$workers -v n="$batches" \
         '{ m[NR] = $2 } END { printf "%s %d %.0f\n", mode, w, (m[2] - m[1]) * 1e6 * w / n }'
   done
 done >"$folder/sent"

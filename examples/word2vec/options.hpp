@@ -16,14 +16,12 @@ using examples::usage_error;
 struct options {
   std::string train, output, checkpoint, eval, analogies, similarities, nearest, mode = "hogwild";
   std::size_t size = 100, window = 5, negative = 5, min_count = 5, epochs = 5, threads = 2, seed = 1, period = 1,
-              least = 80, common = 400, restrict_to = 30000;
-  double sample = 1e-4, rate = 0.0, part = 0.0;
+              least = 80, common = 200, restrict_to = 30000;
+  double sample = 1e-4, rate = 0.05, part = 0.0;
   bool cbow = false, binary = false, in_order = false, resume = false, check = false, help = false;
   std::size_t first = 0, last = 0;  // not on the command line: the epochs to train now; last 0: to the end
   /// Behind the last epoch to train now.
   std::size_t until() const { return last > 0 ? last : epochs; }
-  /// The learning rate at the start.
-  double first_rate() const { return rate > 0.0 ? rate : mode.starts_with("hogwild") ? 0.05 : 0.025; }
 };
 
 /// The table of options over one `options`, in the order of --help.
@@ -41,10 +39,10 @@ inline examples::option_table table_of(options& o) {
   t.size("period", "of geo-sgd: batches of 10,000 words between exchanges", o.period, 1, 1000000);
   t.size("least", "of geo-sgd: changes of a vector until it is exchanged", o.least, 1, 4294967295);
   t.size("common",
-         "of geo-sgd: what a vector has moved by more changes than this of all threads is sent in part, the rest follows; "
-         "0: of all vectors",
+         "of replicas: what a vector has moved by more changes than this of all threads is sent in part, and the rest "
+         "follows; 0: of all vectors",
          o.common, 0, 4294967295);
-  t.real("part", "of geo-sgd: at least so much of it; 0: 1 / threads", o.part, 0.0, 1.0);
+  t.real("part", "of replicas: at least so much of it; 0: 1 / threads, 1: all", o.part, 0.0, 1.0);
   t.flag("cbow", "predict a word from the mean of its neighbours instead of from each (skip-gram)", o.cbow);
   t.size("size", "of a vector", o.size, 1, 4096);
   t.size("window", "most words on either side", o.window, 1, 1000);
@@ -54,7 +52,7 @@ inline examples::option_table table_of(options& o) {
   t.size("epochs", "times through the text", o.epochs, 1, 1000000);
   t.flag("in-order", "read in the file's order, as word2vec.c does, instead of a random one in each epoch", o.in_order);
   t.size("threads", "that share the vectors; 1 gives the same result in every run", o.threads, 1, 1024);
-  t.real("rate", "learning rate at the start; 0: 0.05, and 0.025 for replicas, whose moves add up", o.rate, 0.0, 1.0);
+  t.real("rate", "learning rate at the start", o.rate, 1e-6, 1.0);
   t.size("seed", "of the initial values and of what is drawn", o.seed, 0, ~std::size_t{0});
   t.text("eval", "FOLDER",
          "judge the vectors by the questions-words.txt and wordsim353.csv there, or in its analogy/ and wordsim353/",

@@ -19,17 +19,24 @@
 
 namespace word2vec {
 
-/// @name Modes of replicas: how often they push, how much of their moves, and what they wait for
+/// @name Modes of replicas: how often they push, which vectors, and what they wait for
 /// @{
-/// Every `period` batches, what vectors have moved that were changed `least` times, of `common` ones a part; never waits.
+/// Every `period` batches, vectors that were changed `least` times; never waits.
 inline hd::geo_options geo_sgd(const options& o) {
   return {.period = o.period, .part = o.part, .common = o.common, .least = o.least};
 }
-/// Every batch, all of it; waits for the answer.
-inline hd::geo_options async_ps(const options&) { return {.period = 1, .part = 1.0, .wait = hd::geo_wait::at_once}; }
+/// Every batch, all vectors that were changed; waits for the answer.
+inline hd::geo_options async_ps(const options& o) {
+  return {.period = 1, .part = o.part, .common = o.common, .wait = hd::geo_wait::at_once};
+}
 /// The same, and servers answer when everybody has pushed; as float16, while the next batch is computed.
-inline hd::geo_options synchronous(const options&) {
-  return {.period = 1, .part = 1.0, .wait = hd::geo_wait::before_next, .synchronous = true, .half = true};
+inline hd::geo_options synchronous(const options& o) {
+  return {.period = 1,
+          .part = o.part,
+          .common = o.common,
+          .wait = hd::geo_wait::before_next,
+          .synchronous = true,
+          .half = true};
 }
 /// @}
 

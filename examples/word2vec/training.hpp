@@ -331,7 +331,7 @@ template <class Progress> class pace {
   float operator()(std::size_t thread, std::uint64_t words) {
     done_.add(thread, words);
     const double now = processes_ * static_cast<double>(done_.sum()), part = (before_ + now) / all_;
-    const double rate = options_.first_rate() * std::max(1.0 - part, 1e-4);
+    const double rate = options_.rate * std::max(1.0 - part, 1e-4);
     if (thread == 0 && clock::now() - said_ >= std::chrono::milliseconds(500)) {
       said_ = clock::now();
       progress_(part, now / seconds(), rate);

@@ -65,15 +65,10 @@ class row_map {
     return runs_[server * tensors_.size() + tensor].first + block / servers_ * t.block + i % t.block;
   }
 
-  row operator[](std::size_t number) const noexcept {
-    // Of runs that begin with the same row all but the last are empty.
-    const auto behind =
-        std::upper_bound(runs_.begin(), runs_.end(), number, [](std::size_t x, const run& r) { return x < r.first; });
-    return in(static_cast<std::size_t>(behind - runs_.begin()) - 1, number);
-  }
+  row operator[](std::size_t number) const noexcept { return in(run_of(number), number); }
   // f(row) for rows [first, last).
   template <class Function> void each(std::size_t first, std::size_t last, Function&& f) const {
-    for (std::size_t r = first, k = 0; r < last; ++r) {
+    for (std::size_t r = first, k = run_of(first); r < last; ++r) {
       while (runs_[k + 1].first <= r) ++k;
       f(in(k, r));
     }
@@ -102,6 +97,12 @@ class row_map {
     const bool last = first + (mine - 1) * servers_ == blocks - 1;  // that block, and its last row, may be shorter
     const std::size_t rows = mine * t.block - (last ? blocks * t.block - t.rows : 0);
     return {rows, rows * t.width - (last ? t.rows * t.width - t.count : 0)};
+  }
+  std::size_t run_of(std::size_t number) const noexcept {
+    // Of runs that begin with the same row all but the last are empty.
+    const auto behind =
+        std::upper_bound(runs_.begin(), runs_.end(), number, [](std::size_t x, const run& r) { return x < r.first; });
+    return static_cast<std::size_t>(behind - runs_.begin()) - 1;
   }
   row in(std::size_t k, std::size_t number) const noexcept {
     const std::size_t server = k / tensors_.size(), tensor = k % tensors_.size();
