@@ -144,8 +144,8 @@ struct server_options {
   /// `path.chain`: which file its deltas follow, and the number of the last one.
   std::string path{};
   std::uint64_t save_every = 0;  ///< Pushes between two saves; 0: when a worker asks, or its log is half full.
-  /// How long run() goes on in silence while a worker's messenger hasn't said goodbye, which may wait for a reply that
-  /// was lost: many times the second after which it asks again at the latest.
+  /// How long run() goes on in silence while a worker's messenger hasn't ended, and may wait for a reply that was
+  /// lost: many times the second after which it asks again at the latest.
   std::chrono::nanoseconds linger{std::chrono::seconds(10)};
   /// How long run() waits for a worker's first word, and `worker_death::wait` for the next one; then it is dead.
   std::chrono::nanoseconds join{std::chrono::minutes(10)};

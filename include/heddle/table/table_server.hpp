@@ -74,7 +74,7 @@ template <class Table, messenger Messenger> class table_server {
   /// @brief Serves until every worker has left or died, and then until nobody can be waiting for an answer any more.
   void run() {
     const auto start = clock::now();
-    // Who has left may still wait to hear it, also of a life of this server that was killed, until it says goodbye.
+    // Who has left may still wait to hear it, also of a life of this server that was killed, until its messenger ends.
     const auto waited_for = [&] {
       return std::any_of(workers_.begin(), workers_.end(),
                          [](const worker& w) { return w.here || (w.left() && !w.parted); });
@@ -130,7 +130,7 @@ template <class Table, messenger Messenger> class table_server {
       case message_kind::left:  // without a word to this server: as good as dead
         std::erase_if(waiting_, [&](const request& r) { return r.from.rank == m.from.rank; });
         w.here = false;
-        w.parted = m.kind == message_kind::left;
+        w.parted = true;
         for (worker& x : workers_) {
           if (x.voice != m.from.rank || x.left()) continue;
           x.dead = true;

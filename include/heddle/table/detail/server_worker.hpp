@@ -51,7 +51,7 @@ struct server_worker : numbered_inbox<payload> {  // pushes; kept until they are
   int voice = 0;                     // the rank that speaks for it
   bool dead = false;                 // that rank
   bool here = false, heard = false;  // its own rank: now, ever
-  bool parted = false;               // that has said goodbye
+  bool parted = false;               // that has ended
   std::chrono::steady_clock::time_point died_at{};
   std::string epitaph;
   bool left() const noexcept { return presence % 2 != 0; }
