@@ -56,6 +56,7 @@ void serve(const job& j, int rank) {
   o.servers = servers;
   o.workers = workers;
   o.on_death = j.on_death;
+  o.linger = 1s;  // of a server that starts again, which knows nothing of a worker that was killed
   o.path = j.parts[rank];
   o.save_every = 40;
   o.join = 3s;
