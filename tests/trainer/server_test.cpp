@@ -420,7 +420,9 @@ TEST_CASE("on one rank a server and a replica give the bits of every_step, a ste
       quadratic::gradient(m.w.data(), m.g.data(), 2 * s, 2);
       if (s == 7) m.g[3] = NAN;
       for (std::size_t i = quadratic::sizes.size(); i-- > 0;) dp.ready(i);
-      CHECK(dp.step({.lr = 0.05f, .max_norm = s == 9 ? 1.0f : 0.0f}).skipped == (s == 7));
+      const hd::step_options o{
+          .lr = 0.05f, .max_norm = s == 9 ? 1.0f : 0.0f, .max_value = s == 11 ? 0.1f : 0.0f};
+      CHECK(dp.step(o).skipped == (s == 7));
     }
     dp.join();
     CHECK(dp.report().skipped == 1);
@@ -491,6 +493,7 @@ TEST_CASE("a gradient of weight 0 doesn't count, and isn't skipped either") {
   };
   nothing(hd::async_ps{});
   nothing(hd::async_geo_sgd{.period = 1});
+  nothing(hd::hogwild<>{});
 }
 
 TEST_CASE("a bound keeps ranks together, and gradients that come late are counted") {
@@ -645,20 +648,23 @@ TEST_CASE("each group of tensors has an update rule of its own, on servers and e
 
 namespace {
 
-// A server of four parameters in two rows, and what it says to two workers.
+// A server of four parameters in two rows, and what it says to its workers.
 struct served_rows {
   using tag = hd::detail::row_tag;
   hd::detail::row_map map{{{4, 2}}, 1};
-  hd::detail::row_server<hd::sgd, hd::host_resource> server{hd::sgd{}, {}, map, 0, 2, 1, {}};
-  std::vector<std::vector<std::byte>> to[2];
+  hd::detail::row_server<hd::sgd, hd::host_resource> server;
+  std::vector<std::vector<std::vector<std::byte>>> to;
 
-  served_rows() {
+  explicit served_rows(int workers = 2, const hd::detail::row_server_settings& settings = {})
+      : server(hd::sgd{}, {}, map, 0, workers, 1, settings), to(static_cast<std::size_t>(workers)) {
     const std::vector<float> start{1, 2, 3, 4};
     server.assign([&](std::size_t) { return start.data(); }, 0);
   }
   void heed(int rank, hd::message_kind kind, tag t, std::uint64_t id, const std::vector<std::byte>& bytes) {
     hd::message m{kind, {rank, 1}, static_cast<std::uint32_t>(t), id, hd::payload(std::span<const std::byte>(bytes))};
-    server.heed(m, [&](int r, std::uint64_t, std::vector<std::byte>&& b) { to[r].push_back(std::move(b)); });
+    server.heed(m, [&](int r, std::uint64_t, std::vector<std::byte>&& b) {
+      to[static_cast<std::size_t>(r)].push_back(std::move(b));
+    });
   }
   void says(int rank, tag t, std::uint64_t id, float g) {
     hd::detail::row_writer rows(false);
@@ -672,11 +678,27 @@ struct served_rows {
   }
   void leaves(int rank) { heed(rank, hd::message_kind::left, tag::push, 0, {}); }
   hd::detail::row_status last(int rank) const {
-    return hd::detail::row_head<hd::detail::row_reply>(hd::payload(std::span<const std::byte>(to[rank].back()))).status;
+    const auto& said = to[static_cast<std::size_t>(rank)].back();
+    return hd::detail::row_head<hd::detail::row_reply>(hd::payload(std::span<const std::byte>(said))).status;
   }
 };
 
 }  // namespace
+
+TEST_CASE("a server that waits for everybody adds up in the order of ranks, whoever comes first") {
+  for (const std::array<int, 3>& order : {std::array{0, 1, 2}, {2, 1, 0}, {1, 2, 0}, {0, 2, 1}}) {
+    served_rows rows(3, {.staleness = 0});
+    const float gradients[] = {1e20f, -1e20f, 3.0f};  // in any other order the 3 is lost
+    for (const int rank : order) rows.says(rank, served_rows::tag::push, 1, gradients[rank]);
+    REQUIRE(rows.to[0].size() == 1);
+    const hd::payload body{std::span<const std::byte>(rows.to[0][0])};
+    const auto head = hd::detail::row_head<hd::detail::row_reply>(body);
+    hd::detail::row_reader in(body, head, rows.map, 0);
+    REQUIRE_FALSE(in.done());
+    CHECK((in.values()[0] == 0.0f && in.values()[1] == 1.0f));
+    CHECK(rows.to[1] == rows.to[0]);
+  }
+}
 
 TEST_CASE("the answer to a join is the same when it is asked for again, whatever others have pushed meanwhile") {
   served_rows rows;
@@ -828,6 +850,7 @@ TEST_CASE("compensation and merged pushes are their definitions") {
       hd::data_parallel dp{hd::strategy{.mode = mode}, comm, hd::tensors(&w, &g, std::array<std::size_t, 1>{1}),
                            hd::sgd{}};
       const auto push = [&] {
+        dp.begin({.samples = comm.rank() ? 3.0 : 1.0});  // which count in a mean alone
         dp.ready(0);
         dp.step({.lr = 0.25f});
       };
@@ -843,7 +866,7 @@ TEST_CASE("compensation and merged pushes are their definitions") {
   CHECK(run(hd::async_ps{}) == 1.0f - 0.5f - 1.0f);
   // 4 + 0.125 * 16 * (0.5 - 1) = 3
   CHECK(run(hd::async_ps{.compensation = 0.125f}) == 1.0f - 0.5f - 0.75f);
-  CHECK(run(hd::async_ps{.merge = 2}) == 1.0f - 0.25f * 3.0f);
+  CHECK(run(hd::async_ps{.merge = 2}) == 1.0f - 0.25f * (1.0f * 2.0f + 3.0f * 4.0f) / 4.0f);
 }
 
 TEST_CASE("Geo-SGD on servers: after t pushes all but (1 - 1/N)^t of a move is there, and after flush() all of it") {

@@ -110,8 +110,9 @@ class data_parallel<Strategy, Comm, Optimizer> {
       squares += detail::squares(gradient(i), tensors_[i].count);
     const double norm = std::sqrt(squares);
     if (!(step_.samples() > 0.0) || !std::isfinite(norm)) {
-      ++skipped_;
-      return {.skipped = true, .norm = norm};
+      const bool bad = !std::isfinite(norm);
+      skipped_ += bad;
+      return {.skipped = bad, .norm = norm};
     }
     const float factor = o.max_norm > 0.0f && norm > o.max_norm ? static_cast<float>(o.max_norm / norm) : 1.0f;
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
