@@ -475,6 +475,25 @@ TEST_CASE("periods follow loss and cost by their formulas, and weights the loss"
   CHECK(hd::weight::equal{}.of(0.0, 1.0) == 1.0);
 }
 
+TEST_CASE("in a warm-up replicas meet every step, and every period after it") {
+  const auto met = [](const auto& mode) {
+    CAPTURE(mode.name());
+    hd::threads::run(2, [&](auto& comm) {
+      one_number m;
+      hd::data_parallel dp{hd::strategy{.mode = mode}, comm, m.tensors(), hd::sgd{}};
+      for (const bool meets : {true, true, false, false, true, false, false, true, false}) {
+        dp.ready(0);
+        RANK_CHECK(dp.step({.lr = 0.1f}).met == meets);
+      }
+    });
+  };
+  met(hd::local_sgd{.period = 3, .warmup = 2});
+  met(hd::diloco{.period = 3, .warmup = 2});
+  met(hd::slow_momentum{.period = 3, .warmup = 2});
+  met(hd::block_momentum{.period = 3, .warmup = 2});
+  met(hd::outer_step{.period = hd::period::adaptive{.initial = 3, .most = 3, .warmup = 2}});
+}
+
 TEST_CASE("numbers of the outer step outside their ranges are refused by name") {
   const auto refused = [](const auto& mode, const char* what) {
     CHECK_THROWS_AS(mode.check(), hd::argument_error);
