@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What jobs meet, under every mode: a rank without batches, uneven epochs, other numbers of ranks after a save, an
-// error in the middle of a step; and every mode over every topology.
+// error in the middle of a step; and every mode over every topology. And what nobody should do, but does.
 #include <heddle/mode/adaptive_period.hpp>
 #include <heddle/mode/elastic_sgd.hpp>
 #include <heddle/mode/geo_sgd.hpp>
@@ -13,10 +13,19 @@
 
 #include "support.hpp"
 
+#include <sys/stat.h>
+
 #include <atomic>
 
 namespace {
 const double start = quadratic::loss(quadratic{}.w);
+
+struct every_other_step {
+  static constexpr hd::average averages = hd::average::parameters;
+  static constexpr bool outer_momentum = false;
+  bool meets(std::size_t step) const { return step % 2 == 1; }
+  std::string name() const { return "every_other_step"; }
+};
 
 // Steps of rank r in an epoch: the last rank has no batch at all.
 std::size_t batches(int rank, int ranks) {
@@ -25,7 +34,8 @@ std::size_t batches(int rank, int ranks) {
 
 // Trains for an epoch on each rank, after loading and before saving where asked; the parameters of all ranks.
 template <class Plan>
-std::vector<std::vector<float>> epoch(const Plan& plan, int ranks, const std::string& from, const std::string& to) {
+std::vector<std::vector<float>> epoch(const Plan& plan, int ranks, const std::string& from, const std::string& to,
+                                      float lr = 0.05f) {
   std::vector<std::vector<float>> out(static_cast<std::size_t>(ranks));
   hd::threads::run({.ranks = ranks, .deadline = std::chrono::seconds(60)}, [&](auto& comm) {
     const auto me = static_cast<std::size_t>(comm.rank());
@@ -43,7 +53,7 @@ std::vector<std::vector<float>> epoch(const Plan& plan, int ranks, const std::st
         float* const own = static_cast<float*>(m.tensors()[i].parameter);
         if (dp.parameters()[i] != own) hd::vector_asm::read(dp.parameters()[i], own, quadratic::sizes[i]);
       }
-      RANK_CHECK(!train_step(dp, m, first_sample(s, comm.rank(), ranks, 2), 2, 0.05f).skipped);
+      RANK_CHECK(!train_step(dp, m, first_sample(s, comm.rank(), ranks, 2), 2, lr).skipped);
     }
     dp.join();
     const hd::report r = dp.report();
@@ -85,15 +95,117 @@ template <class Plan> void fails_in_a_step(const Plan& plan) {
   CHECK(told == 2);
 }
 
-// `most`: the part of the loss that an epoch leaves. Where ranks don't wait for each other, how far it gets depends on
-// how late each is, but it gets down.
-template <class Mode> void lives(const Mode& mode, double most = 0.7) {
+// Rank 1 goes, without an exception, when it has said that one gradient is ready: the others hear of it, or wait until
+// the deadline of their communicator.
+template <class Plan> void leaves_in_a_step(const Plan& plan, std::chrono::seconds deadline) {
+  std::atomic<int> told{0};
+  hd::threads::run({.ranks = 3, .deadline = deadline}, [&](auto& comm) {
+    quadratic m;
+    try {
+      hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{}};
+      train_step(dp, m, 0, 2, 0.01f);
+      if (comm.rank() == 1) {
+        dp.ready(2);
+        return;
+      }
+      for (std::size_t s = 1; s < 10; ++s) train_step(dp, m, s, 2, 0.01f);
+      dp.join();
+    } catch (const hd::comm_error&) {
+      ++told;
+    }
+  });
+  CHECK(told == 2);
+}
+
+// Wrong weights are refused, and nothing has changed; of steps for which nobody has samples nothing is used.
+template <class Plan> void heeds_no_nonsense(const Plan& plan) {
+  for (const int ranks : {1, 3}) {
+    std::vector<std::vector<float>> out(static_cast<std::size_t>(ranks));
+    hd::threads::run({.ranks = ranks, .deadline = std::chrono::seconds(60)}, [&](auto& comm) {
+      quadratic m;
+      hd::data_parallel dp{plan, comm, m.tensors(), hd::adamw{.weight_decay = 0.1f}};
+      const auto steps = [&](double samples) {
+        for (std::size_t s = 0; s < 7; ++s) {
+          for (const double wrong : {-1.0, std::nan(""), HUGE_VAL, 2e290})
+            RANK_CHECK_THROWS_AS(dp.begin({.samples = wrong}), hd::argument_error);
+          dp.begin({.samples = samples});
+          std::fill(m.g.begin(), m.g.end(), samples > 0.0 ? 1.0f : s % 2 ? NAN : 100.0f);
+          for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) dp.ready(i);
+          const auto r = dp.step({.lr = 0.1f, .loss = std::nan("")});
+          RANK_CHECK((samples > 0.0 ? !r.skipped : !r.reverted));
+        }
+      };
+      steps(0.0);
+      dp.join();
+      RANK_CHECK(m.w == quadratic{}.w);
+      RANK_CHECK(dp.report().steps == 0);
+      steps(2.0);
+      dp.join();
+      out[static_cast<std::size_t>(comm.rank())] = m.w;
+    });
+    CHECK(all_equal(out));
+    CHECK(out[0] != quadratic{}.w);
+    for (const float x : out[0]) REQUIRE(std::isfinite(x));
+  }
+}
+
+// Checkpoints of another mode, and such as have lost their end, are refused everywhere; training goes on.
+template <class Plan> void loads_nothing_else(const Plan& plan) {
+  const scratch_directory own, other;
+  epoch(hd::strategy{.mode = every_other_step{}}, 3, "", other.path());
+  epoch(plan, 3, "", own.path());
+  const auto refused = [&](const std::string& from) {
+    std::vector<std::vector<float>> out(3);
+    hd::threads::run({.ranks = 3, .deadline = std::chrono::seconds(60)}, [&](auto& comm) {
+      quadratic m;
+      hd::data_parallel dp{plan, comm, m.tensors(), hd::sgd{}};
+      RANK_CHECK_THROWS_AS(dp.load(from), hd::file_error);
+      RANK_CHECK((m.w == quadratic{}.w && dp.report().steps == 0));
+      train_step(dp, m, 0, 2, 0.05f);
+      dp.join();
+      out[static_cast<std::size_t>(comm.rank())] = m.w;
+    });
+    CHECK(all_equal(out));
+    CHECK(quadratic::loss(out[0]) < start);
+  };
+  refused(other.path());
+  refused(other.path() + "/none");
+  const auto file = own.path() + "/checkpoint-1.rank-2";
+  struct stat of {};
+  REQUIRE(::stat(file.c_str(), &of) == 0);
+  for (const off_t size : {of.st_size - 1, of.st_size / 2, off_t{7}, off_t{0}}) {
+    REQUIRE(::truncate(file.c_str(), size) == 0);
+    refused(own.path());
+  }
+  REQUIRE(::truncate((own.path() + "/manifest").c_str(), 5) == 0);
+  refused(own.path());
+}
+
+// Ranks of one kind of mode, but rank 1 with another number: none of them trains on, or waits for ever.
+template <class Mode> void wants_one_mode(const Mode& mode, const Mode& other) {
+  CAPTURE(mode.name());
+  std::atomic<int> told{0};
+  hd::threads::run({.ranks = 3, .deadline = std::chrono::seconds(60)}, [&](auto& comm) {
+    quadratic m;
+    try {
+      hd::data_parallel dp{hd::strategy{.mode = comm.rank() == 1 ? other : mode}, comm, m.tensors(), hd::sgd{}};
+      for (std::size_t s = 0; s < 10; ++s) train_step(dp, m, s, 2, 0.01f);
+      dp.join();
+    } catch (const hd::comm_error&) {
+      ++told;
+    }
+  });
+  CHECK(told == 3);
+}
+
+// `two` and `more`: the parts of the loss that an epoch leaves on two ranks, of which one trains, and on more.
+template <class Mode> void lives(const Mode& mode, float lr = 0.05f, double two = 0.7, double more = 0.7) {
   CAPTURE(mode.name());
   const auto plan = hd::strategy{.topology = any_topology{}, .mode = mode};
   const scratch_directory scratch;
-  const auto w = epoch(plan, 3, "", scratch.path());
+  const auto w = epoch(plan, 3, "", scratch.path(), lr);
   CHECK(all_equal(w));
-  CHECK(quadratic::loss(w[0]) < most * start);
+  CHECK(quadratic::loss(w[0]) < more * start);
   for (const int ranks : {1, 2, 5}) {
     CAPTURE(ranks);
     const auto again = epoch(plan, ranks, scratch.path(), "");
@@ -101,12 +213,22 @@ template <class Mode> void lives(const Mode& mode, double most = 0.7) {
     CHECK(again[0] == w[0]);
   }
   fails_in_a_step(plan);
+  heeds_no_nonsense(plan);
+  loads_nothing_else(plan);
   for (int k = 0; k < any_topology::kinds; ++k) {
     CAPTURE(k);
-    const auto v = epoch(hd::strategy{.topology = any_topology{k}, .mode = mode}, k % 2 ? 4 : 2, "", "");
+    const auto v = epoch(hd::strategy{.topology = any_topology{k}, .mode = mode}, k % 2 ? 4 : 2, "", "", lr);
     CHECK(all_equal(v));
-    CHECK(quadratic::loss(v[0]) < most * start);
+    CHECK(quadratic::loss(v[0]) < (k % 2 ? more : two) * start);
   }
+}
+
+// Where ranks don't wait for each other, how far an epoch gets depends on how late each is. A step goes 3 in 100 of the
+// way, so 14 steps 0.35 of it, 20 and 26 steps 0.46 and 0.55. All one after the other they get to 0.35, 0.64 and 0.84,
+// and all from where they began, added up, to 0.35, 0.80 and 1.35: of the loss at most 0.43, 0.13 and 0.12 are left.
+template <class Mode> void lives_apart(const Mode& mode) {
+  lives(mode, 0.03f, 0.5, 0.2);
+  leaves_in_a_step(hd::strategy{.mode = mode}, std::chrono::seconds(60));
 }
 }  // namespace
 
@@ -120,10 +242,26 @@ TEST_CASE("every mode whose ranks meet lives through uneven epochs, other number
   lives(hd::elastic_sgd{.period = 3});
   lives(hd::geo_sgd{.period = 3});
   lives(hd::heuristic_average{});
+  leaves_in_a_step(hd::strategy{}, std::chrono::seconds(1));
+  leaves_in_a_step(hd::strategy{.mode = hd::local_sgd{.period = 3}}, std::chrono::seconds(1));
 }
 
 TEST_CASE("every mode whose ranks don't wait for each other lives through the same") {
-  lives(hd::hogwild<hd::vector_asm>{}, 1.0);
-  lives(hd::async_ps{}, 1.0);
-  lives(hd::async_geo_sgd{.period = 3}, 1.0);
+  lives_apart(hd::hogwild<hd::vector_asm>{});
+  lives_apart(hd::async_ps{});
+  lives_apart(hd::async_geo_sgd{.period = 3});
+}
+
+TEST_CASE("a mode with another number on one rank is an error on every rank") {
+  wants_one_mode(hd::local_sgd{.period = 3}, hd::local_sgd{.period = 2});
+  wants_one_mode(hd::local_sgd{.period = 3}, hd::local_sgd{.period = 3, .warmup = 1});
+  wants_one_mode(hd::diloco{.period = 3}, hd::diloco{.period = 6});
+  wants_one_mode(hd::slow_momentum{.period = 3}, hd::slow_momentum{.period = 2});
+  wants_one_mode(hd::block_momentum{.period = 3}, hd::block_momentum{.period = 2});
+  wants_one_mode(hd::elastic_sgd{.period = 3}, hd::elastic_sgd{.period = 2});
+  wants_one_mode(hd::geo_sgd{.period = 3}, hd::geo_sgd{.period = 2});
+  wants_one_mode(hd::heuristic_average{.initial = 3}, hd::heuristic_average{.initial = 2});
+  wants_one_mode(hd::async_ps{}, hd::async_ps{.servers = 1});
+  wants_one_mode(hd::async_ps{}, hd::async_ps{.compensation = 0.5f});
+  wants_one_mode(hd::async_geo_sgd{.period = 3}, hd::async_geo_sgd{.period = 2});
 }
