@@ -388,6 +388,24 @@ TEST_CASE("momentum and period of an outer step are in checkpoints, bit for bit"
                          .period = hd::period::adaptive{.initial = 4, .most = 8}});
 }
 
+TEST_CASE("a momentum isn't loaded under another outer rule, which takes it for something else") {
+  scratch_directory dir;
+  hd::threads::run(2, [&](auto& comm) {
+    quadratic m;
+    {
+      hd::data_parallel dp{hd::strategy{.mode = hd::outer_step{.outer = hd::outer::sgd{}}}, comm, m.tensors(), hd::sgd{}};
+      dp.save(dir.path());
+    }
+    const auto refused = [&](const auto& rule) {
+      hd::data_parallel dp{hd::strategy{.mode = hd::outer_step{.outer = rule}}, comm, m.tensors(), hd::sgd{}};
+      RANK_CHECK_THROWS_AS(dp.load(dir.path()), hd::file_error);
+    };
+    refused(hd::outer::slow{});
+    refused(hd::outer::block{});
+    refused(hd::outer::average{});
+  });
+}
+
 TEST_CASE("slow_momentum meets by the rate of its steps, also after loading and after steps at rate 0") {
   scratch_directory dir;
   hd::threads::run(2, [&](auto& comm) {

@@ -88,6 +88,8 @@ namespace outer {
 struct average {
   /// The value agreed on next.
   float move(float agreed, float mean, float&, const meeting_facts&) const noexcept { return agreed - mean; }
+  /// "average".
+  std::string name() const { return "average"; }
 };
 
 /// SGD with momentum on the mean difference as a gradient: m = momentum m + mean; agreed - lr m, or with nesterov
@@ -111,6 +113,8 @@ struct sgd {
     m = momentum * m + mean;
     return agreed - lr * (nesterov ? mean + momentum * m : m);
   }
+  /// "sgd".
+  std::string name() const { return "sgd"; }
 };
 
 /// Slow momentum: m = momentum m + mean / lr_t; agreed - alpha lr_t m, where lr_t is the learning rate of the local
@@ -130,6 +134,8 @@ struct slow {
     m = momentum * m + mean / rate;
     return agreed - alpha * rate * m;
   }
+  /// "slow".
+  std::string name() const { return "slow"; }
 };
 
 /// Block momentum: sgd whose momentum follows the number of ranks, 1 - 1/ranks, unless given.
@@ -147,6 +153,8 @@ struct block {
     const float mu = momentum < 0.0f ? 1.0f - 1.0f / static_cast<float>(x.ranks) : momentum;
     return sgd{lr, mu, nesterov}.move(agreed, mean, m, x);
   }
+  /// "block".
+  std::string name() const { return "block"; }
 };
 
 /// Elastic averaging: replicas go on from their own values, drawn by alpha = beta / ranks towards the centre, and draw
@@ -165,6 +173,8 @@ struct elastic {
   float restart(float, float before, float replica, const meeting_facts& x) const noexcept {
     return replica + beta / static_cast<float>(x.ranks) * (before - replica);
   }
+  /// "elastic".
+  std::string name() const { return "elastic"; }
 };
 
 /// A sum in instalments: of what a replica has moved, 1/ranks is added to the agreed value at a meeting, and the rest
@@ -180,6 +190,8 @@ struct instalments {
   float flush(float agreed, float mean, float&, const meeting_facts& x) const noexcept {
     return agreed - static_cast<float>(x.ranks) * mean;
   }
+  /// "instalments".
+  std::string name() const { return "instalments"; }
 };
 
 }  // namespace outer
@@ -193,7 +205,7 @@ struct instalments {
 ///
 /// `local_sgd`, `diloco`, `slow_momentum`, `block_momentum`, `elastic_sgd`, `geo_sgd` and `heuristic_average` are named
 /// cases: each gives its own as outer_step(). An outer rule of your own needs move() and, where it has a momentum,
-/// `momentum_slot`; a period needs meets(step), or state of its own (see period::adaptive).
+/// `momentum_slot`, and a name() for checkpoints to tell it from others; a period needs meets(step), or state of its own (see period::adaptive).
 ///
 ///     hd::outer_step{.outer = hd::outer::sgd{.lr = 0.5f}, .weights = hd::weight::equal{}, .period =
 ///     hd::period::every{16}}
@@ -234,8 +246,12 @@ struct outer_step {
   {
     return period.meets(step);
   }
-  /// "outer_step".
-  std::string name() const { return "outer_step"; }
+  /// "outer_step", and the outer rule's name if it has one: a momentum of one rule is none of another's.
+  std::string name() const {
+    std::string all = "outer_step";
+    if constexpr (requires { outer.name(); }) all += " of " + outer.name();
+    return all;
+  }
 };
 
 }  // namespace v0
