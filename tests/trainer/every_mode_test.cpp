@@ -114,7 +114,7 @@ template <class Plan> void leaves_in_a_step(const Plan& plan, std::chrono::secon
       ++told;
     }
   });
-  CHECK(told == 2);
+  CHECK(told >= 2);  // rank 1 too, if it was so late that a deadline was missed before
 }
 
 // Wrong weights are refused, and nothing has changed; of steps for which nobody has samples nothing is used.
@@ -181,6 +181,31 @@ template <class Plan> void loads_nothing_else(const Plan& plan) {
   refused(own.path());
 }
 
+// The same trainer goes back to what it saved, and takes the same steps again.
+template <class Plan> void goes_back(const Plan& plan) {
+  const scratch_directory scratch;
+  quadratic m;
+  hd::self comm;
+  hd::data_parallel dp{plan, comm, m.tensors(), hd::adamw{}};
+  const auto steps = [&](std::size_t first, std::size_t last) {
+    for (std::size_t s = first; s < last; ++s) {
+      for (std::size_t i = 0; i < quadratic::sizes.size(); ++i) {
+        float* const own = static_cast<float*>(m.tensors()[i].parameter);
+        if (dp.parameters()[i] != own) hd::vector_asm::read(dp.parameters()[i], own, quadratic::sizes[i]);
+      }
+      train_step(dp, m, 2 * s, 2, 0.02f);
+    }
+    if (first > 0) dp.join();
+    return m.w;
+  };
+  steps(0, 5);
+  dp.save(scratch.path());
+  const auto whole = steps(5, 12);
+  dp.load(scratch.path());
+  CHECK(dp.report().steps == 5);
+  CHECK(distance(steps(5, 12), {whole.begin(), whole.end()}) < 1e-6);
+}
+
 // Ranks of one kind of mode, but rank 1 with another number: none of them trains on, or waits for ever.
 template <class Mode> void wants_one_mode(const Mode& mode, const Mode& other) {
   CAPTURE(mode.name());
@@ -215,6 +240,7 @@ template <class Mode> void lives(const Mode& mode, float lr = 0.05f, double two 
   fails_in_a_step(plan);
   heeds_no_nonsense(plan);
   loads_nothing_else(plan);
+  goes_back(plan);
   for (int k = 0; k < any_topology::kinds; ++k) {
     CAPTURE(k);
     const auto v = epoch(hd::strategy{.topology = any_topology{k}, .mode = mode}, k % 2 ? 4 : 2, "", "", lr);
