@@ -194,11 +194,14 @@ TEST_CASE("groups average every step, and meet every third: two trainers on the 
                             hd::unused::treat_as_zero};
     std::vector<float> mean{static_cast<float>(comm.rank()), 1.0f}, own{static_cast<float>(comm.rank())};
     std::vector<std::int64_t> seen{comm.rank(), -comm.rank()};
-    std::vector<double> first{static_cast<double>(comm.rank()) + 0.5};
+    std::vector<double> first{static_cast<double>(comm.rank()) + 0.5}, wide{static_cast<double>(comm.rank())};
+    std::vector<std::int32_t> count{10 - comm.rank(), comm.rank()};
     const hd::model_buffer buffers[] = {{std::span(mean), hd::buffer_policy::average},
                                         {std::span(own), hd::buffer_policy::keep},
                                         {std::span(seen), hd::buffer_policy::maximum},
-                                        {std::span(first), hd::buffer_policy::broadcast}};
+                                        {std::span(first), hd::buffer_policy::broadcast},
+                                        {std::span(wide), hd::buffer_policy::average},
+                                        {std::span(count), hd::buffer_policy::maximum}};
     for (std::size_t s = 0; s < 10; ++s) {
       train_step(dp, m, first_sample(s, comm.rank(), 6, 2), 2, 0.05f);
       if (outer.step({}).met) hd::agree(comm, std::span(buffers));
@@ -206,6 +209,7 @@ TEST_CASE("groups average every step, and meet every third: two trainers on the 
     out[static_cast<std::size_t>(comm.rank())] = m.w;
     RANK_CHECK((mean == std::vector<float>{2.5f, 1.0f} && own[0] == static_cast<float>(comm.rank())));
     RANK_CHECK((seen == std::vector<std::int64_t>{5, 0} && first[0] == 0.5));
+    RANK_CHECK((wide[0] == 2.5 && count == std::vector<std::int32_t>{10, 5}));
     const hd::model_buffer wrong[] = {buffers[0], {std::span(seen), hd::buffer_policy::average}};
     RANK_CHECK_THROWS_AS(hd::agree(comm, std::span(wrong)), hd::argument_error);
   });
