@@ -4,13 +4,13 @@
 // about: words a second of examples/word2vec, against fastText, gensim, a build with a data race, and on slow links
 // driver: script
 
-// bench/word2vec.sh runs this: word2vec TEXT skipgram|cbow vector_asm|relaxed|racy THREADS prints seconds per epoch, of the clock and of
-// processors;
+// bench/word2vec.sh runs this: word2vec TEXT skipgram|cbow vector_asm|relaxed|racy THREADS prints seconds per epoch, of the
+// clock and of processors;
 // word2vec TEXT count prints the words that are kept and the line ends;
-// word2vec TEXT replicas geo|lockstep|async|sync|hogwild[:PART[:LEAST[:COMMON]]] WORKERS MBIT PERIOD EPOCHS [FOLDER [SEED [RATE]]] prints
-// seconds, megabytes sent by a worker, and by the files in a folder the percentage of analogies and the similarities' correlation:
-// workers are threads with a link each of so many Mbit/s, 0 for no bound; lockstep is geo whose servers answer when all have
-// pushed, as it is where each worker has a core of its own.
+// word2vec TEXT replicas geo|lockstep|async|sync|hogwild[:PART[:LEAST[:COMMON]]] WORKERS MBIT PERIOD EPOCHS
+// [FOLDER [SEED [RATE]]] prints seconds, megabytes sent by a worker, and by the files in a folder the percentage of
+// analogies and the similarities' correlation: workers are threads with a link each of so many Mbit/s, 0 for no bound;
+// lockstep is geo whose servers answer when all have pushed, as it is where each worker has a core of its own.
 // word2vec TEXT quality skipgram|cbow THREADS SEED FOLDER prints the seconds of five epochs and the same two;
 // word2vec TEXT judge FILE FOLDER prints these of vectors that are in a file in word2vec's binary format.
 #include <cstdio>

@@ -532,3 +532,28 @@ TEST_CASE("numbers of the outer step outside their ranges are refused by name") 
   refused(hd::heuristic_average{.loss_power = -1.0}, "power is -1");
   refused(hd::period::adaptive{.initial = 9, .most = 8}, "most 8");
 }
+
+TEST_CASE("modes of the outer step report their meetings, and an all-reduce's bytes for each") {
+  // 1041 floats over 4 ranks by a ring: each rank sends all blocks but one, twice.
+  const auto check = [](const auto& mode) {
+    hd::threads::run(4, [&](auto& comm) {
+      quadratic m;
+      hd::data_parallel dp{hd::strategy{.topology = hd::ring{}, .mode = mode}, comm, m.tensors(), hd::sgd{}};
+      const auto start = dp.report();
+      for (std::size_t s = 0; s < 7; ++s) train_step(dp, m, s, 1, 0.1f);
+      const auto end = dp.report();
+      std::vector<double> sent{static_cast<double>(end.bytes_sent - start.bytes_sent)};
+      hd::all_reduce(comm, hd::direct{}, std::span<double>(sent), hd::sum{});
+      RANK_CHECK(sent[0] == 2.0 * 2 * 3 * 1041 * 4);
+      RANK_CHECK(end.meetings - start.meetings == 2);
+      RANK_CHECK(end.steps == 7);
+      dp.join();
+    });
+  };
+  check(hd::local_sgd{.period = 3});
+  check(hd::diloco{.period = 3});
+  check(hd::slow_momentum{.period = 3});
+  check(hd::block_momentum{.period = 3});
+  check(hd::elastic_sgd{.period = 3});
+  check(hd::geo_sgd{.period = 3});
+}

@@ -931,6 +931,29 @@ TEST_CASE("a replica whose answers don't come goes on training, and is right whe
   });
 }
 
+TEST_CASE("a replica reports the bytes and messages that it sends") {
+  slow_connection::road road;
+  on_threads(2, [&](auto& comm) {
+    std::vector<float> w(400, 0.0f);
+    hd::geo_replica<slow_connection::slow_messenger> replica(
+        slow_connection{&road}, comm, {{w.data(), w.size(), 4, false}},
+        {.servers = 1, .period = 2, .wait = hd::geo_wait::before_next});
+    for (int s = 0; s < 9; ++s) {
+      for (std::size_t i = 0; i < w.size(); i += 40) w[i] += 1.0f;
+      replica.batch();
+    }
+    replica.join();
+    if (comm.rank() == 0) return;
+    const hd::geo_report said = replica.report();
+    const std::lock_guard lock(road.mutex);
+    RANK_CHECK(said.pushes == 5);  // one for two batches, and the last one
+    RANK_CHECK(road.requests.size() == 5);
+    RANK_CHECK(said.bytes_sent == road.bytes);
+    // A head, ten rows' numbers and floats of each.
+    RANK_CHECK(road.bytes == 5 * (sizeof(hd::detail::row_request) + 10 * (4 + 4 * sizeof(float))));
+  });
+}
+
 TEST_CASE("a report counts the moves of replicas by the updates of others that each came after") {
   on_threads(2, [&](auto& comm) {
     float w = 0.0f, g = -1.0f;

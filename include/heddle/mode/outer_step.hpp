@@ -205,7 +205,8 @@ struct instalments {
 ///
 /// `local_sgd`, `diloco`, `slow_momentum`, `block_momentum`, `elastic_sgd`, `geo_sgd` and `heuristic_average` are named
 /// cases: each gives its own as outer_step(). An outer rule of your own needs move() and, where it has a momentum,
-/// `momentum_slot`, and a name() for checkpoints to tell it from others; a period needs meets(step), or state of its own (see period::adaptive).
+/// `momentum_slot`, and a name() for checkpoints to tell it from others; a period needs meets(step), or state of its own
+/// (see period::adaptive).
 ///
 ///     hd::outer_step{.outer = hd::outer::sgd{.lr = 0.5f}, .weights = hd::weight::equal{}, .period =
 ///     hd::period::every{16}}
