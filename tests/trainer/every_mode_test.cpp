@@ -171,7 +171,7 @@ template <class Plan> void loads_nothing_else(const Plan& plan) {
   refused(other.path());
   refused(other.path() + "/none");
   const auto file = own.path() + "/checkpoint-1.rank-2";
-  struct stat of {};
+  struct stat of{};
   REQUIRE(::stat(file.c_str(), &of) == 0);
   for (const off_t size : {of.st_size - 1, of.st_size / 2, off_t{7}, off_t{0}}) {
     REQUIRE(::truncate(file.c_str(), size) == 0);

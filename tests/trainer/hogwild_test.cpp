@@ -22,8 +22,7 @@ template <class Plan, class Rule> std::vector<float> train_alone(const Plan& pla
     quadratic::gradient(w.data(), m.g.data(), 2 * s, 2);
     if (s == 7) m.g[3] = NAN;
     for (std::size_t i = quadratic::sizes.size(); i-- > 0;) dp.ready(i);
-    const auto result =
-        dp.step({.lr = 0.05f, .max_norm = s == 9 ? 1.0f : 0.0f, .max_value = s == 11 ? 0.1f : 0.0f});
+    const auto result = dp.step({.lr = 0.05f, .max_norm = s == 9 ? 1.0f : 0.0f, .max_value = s == 11 ? 0.1f : 0.0f});
     CHECK(result.skipped == (s == 7));
   }
   dp.join();

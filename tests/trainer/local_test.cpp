@@ -196,12 +196,10 @@ TEST_CASE("groups average every step, and meet every third: two trainers on the 
     std::vector<std::int64_t> seen{comm.rank(), -comm.rank()};
     std::vector<double> first{static_cast<double>(comm.rank()) + 0.5}, wide{static_cast<double>(comm.rank())};
     std::vector<std::int32_t> count{10 - comm.rank(), comm.rank()};
-    const hd::model_buffer buffers[] = {{std::span(mean), hd::buffer_policy::average},
-                                        {std::span(own), hd::buffer_policy::keep},
-                                        {std::span(seen), hd::buffer_policy::maximum},
-                                        {std::span(first), hd::buffer_policy::broadcast},
-                                        {std::span(wide), hd::buffer_policy::average},
-                                        {std::span(count), hd::buffer_policy::maximum}};
+    const hd::model_buffer buffers[] = {
+        {std::span(mean), hd::buffer_policy::average}, {std::span(own), hd::buffer_policy::keep},
+        {std::span(seen), hd::buffer_policy::maximum}, {std::span(first), hd::buffer_policy::broadcast},
+        {std::span(wide), hd::buffer_policy::average}, {std::span(count), hd::buffer_policy::maximum}};
     for (std::size_t s = 0; s < 10; ++s) {
       train_step(dp, m, first_sample(s, comm.rank(), 6, 2), 2, 0.05f);
       if (outer.step({}).met) hd::agree(comm, std::span(buffers));

@@ -393,7 +393,8 @@ TEST_CASE("a momentum isn't loaded under another outer rule, which takes it for 
   hd::threads::run(2, [&](auto& comm) {
     quadratic m;
     {
-      hd::data_parallel dp{hd::strategy{.mode = hd::outer_step{.outer = hd::outer::sgd{}}}, comm, m.tensors(), hd::sgd{}};
+      hd::data_parallel dp{hd::strategy{.mode = hd::outer_step{.outer = hd::outer::sgd{}}}, comm, m.tensors(),
+                           hd::sgd{}};
       dp.save(dir.path());
     }
     const auto refused = [&](const auto& rule) {

@@ -420,8 +420,7 @@ TEST_CASE("on one rank a server and a replica give the bits of every_step, a ste
       quadratic::gradient(m.w.data(), m.g.data(), 2 * s, 2);
       if (s == 7) m.g[3] = NAN;
       for (std::size_t i = quadratic::sizes.size(); i-- > 0;) dp.ready(i);
-      const hd::step_options o{
-          .lr = 0.05f, .max_norm = s == 9 ? 1.0f : 0.0f, .max_value = s == 11 ? 0.1f : 0.0f};
+      const hd::step_options o{.lr = 0.05f, .max_norm = s == 9 ? 1.0f : 0.0f, .max_value = s == 11 ? 0.1f : 0.0f};
       CHECK(dp.step(o).skipped == (s == 7));
     }
     dp.join();
